@@ -5,9 +5,9 @@ Row ``t`` of env ``n`` is one transition: ``observations[t]`` was seen, ``action
 ``AutoresetMode.NEXT_STEP``):
 
 - the step that ends an episode returns the true final observation;
-- the step after it ignores its action and returns the first observation of the next episode with reward 0 and both flags
-  false. That row is no transition. It is *filler*: ``valid`` is False, and no loss, moment, normalizer, step count or
-  episode statistic may read it.
+- the step after it ignores its action and returns the first observation of the next episode with reward 0 and both
+  flags false. That row is no transition. It is *filler*: ``valid`` is False, and no loss, moment, normalizer, step
+  count or episode statistic may read it.
 
 So the final observation is the policy's input one row later, and V(final observation) is simply ``values[t + 1]``.
 
@@ -23,6 +23,7 @@ So the final observation is the policy's input one row later, and V(final observ
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -32,7 +33,7 @@ from torch import Tensor
 
 
 class EnvError(ValueError):
-    """An env, an engine or an action was refused; the message is one line that names it and says what would be right."""
+    """An env, an engine or an action was refused; the message is one line: its name and what would be right."""
 
 
 class StepResult(NamedTuple):
@@ -41,7 +42,7 @@ class StepResult(NamedTuple):
     Engines may reuse the memory: a result is good until the same pool's next ``recv``.
     """
 
-    observations: Tensor  #: ``[n, *observation_shape]``, what the policy sees next; the final one where an episode ended
+    observations: Tensor  #: ``[n, *observation_shape]``, seen next; the final one where an episode ended
     rewards: Tensor  #: ``[n]`` float32, exactly 0 in filler rows
     terminated: Tensor  #: ``[n]`` bool
     truncated: Tensor  #: ``[n]`` bool, False wherever ``terminated`` is True
@@ -60,6 +61,7 @@ class NullClock:
     """Times nothing: the clock of an env that is used without a trainer."""
 
     def phase(self, name: str, /) -> AbstractContextManager[Any]:
+        """Do nothing around the block."""
         return nullcontext()
 
 
@@ -67,7 +69,7 @@ class VecEnv(abc.ABC):
     """``num_envs`` copies of one env, stepped in one or more pools.
 
     A pool is a contiguous range of env columns that steps as one. With several pools the policy works on one while the
-    others step: ``send`` starts a pool's step and returns, ``recv`` waits for it. Engines that step on the GPU have one pool.
+    others step: ``send`` starts a pool's step and returns, ``recv`` waits for it. Engines on the GPU have one pool.
     """
 
     id: str  #: the exact id that was resolved, e.g. ``Ant-v5``
@@ -79,6 +81,11 @@ class VecEnv(abc.ABC):
     pools: tuple[slice, ...]  #: the columns of each pool; together ``0 .. num_envs``
     capturable: bool = False  #: True if ``send`` and ``recv`` only launch work on the current CUDA stream
     clock: Clock = NullClock()
+
+    @classmethod
+    @abc.abstractmethod
+    def known_ids(cls) -> Sequence[str]:
+        """All exact ids that the engine can make, e.g. ``Ant-v5``; `envs.resolve` chooses among them."""
 
     @abc.abstractmethod
     def reset(self) -> Tensor:
@@ -111,7 +118,7 @@ class VecEnv(abc.ABC):
         """Derive all random streams anew from (seed, rank, epoch); the next ``reset`` starts episodes from them."""
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        """All state, as tensors, or None where the engine cannot give it (EnvPool): a resumed run then calls ``reseed``."""
+        """All state, or None where the engine cannot give it (EnvPool): a resumed run then calls ``reseed``."""
         return None
 
     def load_state_dict(self, state: dict[str, Tensor]) -> Tensor:
@@ -119,7 +126,7 @@ class VecEnv(abc.ABC):
         raise EnvError(f"env.engine={self.engine} cannot restore its state; it is re-seeded on resume")
 
     def counters(self) -> dict[str, int]:
-        """Faults since the last call that the engine survived (dropped contacts, worlds that became NaN); may synchronize."""
+        """Faults survived since the last call (dropped contacts, worlds that became NaN); may synchronize."""
         return {}
 
     @abc.abstractmethod
