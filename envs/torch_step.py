@@ -1,0 +1,90 @@
+"""One control step of a torch task in the transition contract of `envs.base`, as a function that compiles whole."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from envs.base import StepResult
+from envs.counter_rng import uniform
+from envs.torch_tasks import State, Task
+
+
+class Columns(NamedTuple):
+    """What a step reads and updates in place, one entry per env."""
+
+    state: State  #: the task's variables
+    elapsed: Tensor  #: int32, transitions since the episode began
+    episode: Tensor  #: int64, counts the env's episodes and so selects its random stream
+    done: Tensor  #: bool, the episode has ended: the next row is filler
+    faults: Tensor  #: int32, transitions ended by an unusable action or outcome
+
+
+class Starts(NamedTuple):
+    """What first states are drawn from; all of it tensors, so that a captured step sees a new key."""
+
+    key: Tensor  #: ``[2]`` int64
+    columns: Tensor  #: ``[N]`` int64
+    variables: Tensor  #: ``[D]`` int64
+    low: Tensor  #: ``[D, 1]`` float64
+    high: Tensor  #: ``[D, 1]`` float64
+
+    def draw(self, episode: Tensor, dtype: torch.dtype) -> State:
+        """The first state of every env's given episode."""
+        numbers = uniform(self.key, self.columns, episode, self.variables)
+        return (self.low + (self.high - self.low) * numbers).to(dtype).unbind()
+
+
+StepFunction = Callable[[Columns, Starts, Tensor], StepResult]
+
+
+def assign(buffers: State, values: State) -> None:
+    """Copy every value into its buffer."""
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.copy_(value)
+
+
+def step_function(task: Task, max_episode_steps: int) -> StepFunction:
+    """Build the step of a task: dynamics, flags, observation, and the reset of the envs whose episode had ended."""
+
+    def step(columns: Columns, starts: Starts, actions: Tensor) -> StepResult:
+        valid = ~columns.done
+        usable, actions = _usable(actions, task.action_space)
+        moved, rewards, terminated = task.step(columns.state, actions)
+        for outcome in (*moved, rewards):
+            usable = usable & outcome.isfinite()
+        rewards = torch.where(valid & usable, rewards, 0.0)
+        terminated = valid & (terminated | ~usable)
+        elapsed = torch.where(valid, columns.elapsed + 1, 0)
+        truncated = valid & ~terminated & (elapsed >= max_episode_steps)
+
+        episode = columns.episode + columns.done
+        first = starts.draw(episode, rewards.dtype)
+        state = tuple(
+            torch.where(valid, torch.where(usable, new, old), start)
+            for old, new, start in zip(columns.state, moved, first, strict=True)
+        )
+        observations = task.observe(state)
+
+        assign(columns.state, state)
+        columns.elapsed.copy_(elapsed)
+        columns.episode.copy_(episode)
+        columns.faults.add_(valid & ~usable)
+        columns.done.copy_(terminated | truncated)
+        return StepResult(observations, rewards, terminated, truncated, valid)
+
+    # torch.compile caches by code object and gives up after eight shapes, so every env gets a code object of its own
+    return types.FunctionType(step.__code__.replace(), step.__globals__, step.__name__, None, step.__closure__)
+
+
+def _usable(actions: Tensor, space: spaces.Box | spaces.Discrete) -> tuple[Tensor, Tensor]:
+    """``[N]`` flags of the actions that are finite and in the space, and actions that a task can index with."""
+    if isinstance(space, spaces.Discrete):
+        first, last = int(space.start), int(space.start + space.n - 1)
+        return (actions >= first) & (actions <= last), actions.clamp(first, last)
+    return actions.flatten(1).isfinite().all(dim=1), actions
