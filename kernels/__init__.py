@@ -1,0 +1,33 @@
+"""Credit assignment over ``[T, N]`` rollouts: seven recurrences, as fused Triton scans or in plain torch."""
+
+from kernels.credit import (
+    Credit,
+    CreditWithMoments,
+    Scan,
+    VTrace,
+    VTraceWithMoments,
+    discounted_returns,
+    eligibility_traces,
+    episodic_prefix_sum,
+    gae,
+    retrace,
+    retrace_categorical,
+    td_lambda,
+    vtrace,
+)
+
+__all__ = [
+    "Credit",
+    "CreditWithMoments",
+    "Scan",
+    "VTrace",
+    "VTraceWithMoments",
+    "discounted_returns",
+    "eligibility_traces",
+    "episodic_prefix_sum",
+    "gae",
+    "retrace",
+    "retrace_categorical",
+    "td_lambda",
+    "vtrace",
+]

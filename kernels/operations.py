@@ -1,0 +1,259 @@
+"""What each operation takes and returns, stated once, and the refusals that follow from it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+Backend = Literal["triton", "torch", "auto"]
+TorchMode = Literal["auto", "loop", "scan", "compiled"]
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FLAGS = (torch.bool, torch.uint8)
+INTEGERS = (torch.int64, torch.int32)
+GAMMAS = (torch.float32, torch.float64)  # half precision cannot hold a gamma near 1: bfloat16(0.999) is 1
+
+
+class Argument(NamedTuple):
+    """One tensor argument: its axes (``T``, ``N``, ``A``) and the dtypes that it may have."""
+
+    name: str
+    axes: str = "TN"
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    optional: bool = False
+
+
+class Operation(NamedTuple):
+    """The signature of one operation: tensors, then coefficients with their upper bounds, then outputs with their axes.
+
+    The first argument is ``[T, N]``: it gives T, N, the device and the layout of the outputs.
+    """
+
+    name: str
+    arguments: tuple[Argument, ...]
+    coefficients: tuple[tuple[str, float], ...]
+    outputs: tuple[tuple[str, str], ...]
+    has_gamma: bool = True
+    advantages: int | None = None  # index of the output whose moments can be taken along
+
+
+def _argument(name: str, axes: str = "TN", dtypes: tuple[torch.dtype, ...] = FLOATS) -> Argument:
+    return Argument(name, axes, dtypes, optional=True)
+
+
+_ENDS = (Argument("terminated", "TN", FLAGS), _argument("truncated", "TN", FLAGS), _argument("valid", "TN", FLAGS))
+_CARRY = (_argument("carry", "N"), _argument("previous_done", "N", FLAGS))
+_UNIT, _POSITIVE = 1.0, math.inf
+_TARGETS = (("value_targets", "TN"),)
+_SCAN = (("values", "TN"), ("carry", "N"))
+
+GAE = Operation(
+    "gae",
+    (Argument("rewards"), Argument("values"), Argument("last_value", "N"), *_ENDS, _argument("next_values")),
+    (("gae_lambda", _UNIT),),
+    (("advantages", "TN"), ("value_targets", "TN")),
+    advantages=0,
+)
+VTRACE = Operation(
+    "vtrace",
+    (Argument("behaviour_log_probs"), Argument("target_log_probs"), *GAE.arguments),
+    (("vtrace_lambda", _UNIT), ("rho_bar", _POSITIVE), ("c_bar", _POSITIVE), ("pg_rho_bar", _POSITIVE)),
+    (("value_targets", "TN"), ("pg_advantages", "TN")),
+    advantages=1,
+)
+RETRACE = Operation(
+    "retrace",
+    (
+        *(Argument(name) for name in ("rewards", "q_taken", "expected_q", "log_rhos")),
+        Argument("last_expected_q", "N"),
+        *_ENDS,
+        _argument("next_expected_q"),
+    ),
+    (("retrace_lambda", _UNIT), ("c_bar", _POSITIVE)),
+    (("q_targets", "TN"),),
+)
+RETRACE_CATEGORICAL = Operation(
+    "retrace_categorical",
+    (
+        Argument("rewards"),
+        Argument("q_values", "TNA"),
+        Argument("target_log_probs", "TNA"),
+        Argument("behaviour_log_probs"),
+        Argument("actions", "TN", INTEGERS),
+        Argument("last_expected_q", "N"),
+        *_ENDS,
+        _argument("next_expected_q"),
+    ),
+    RETRACE.coefficients,
+    RETRACE.outputs,
+)
+TD_LAMBDA = Operation("td_lambda", GAE.arguments, (("td_lambda", _UNIT),), _TARGETS)
+DISCOUNTED_RETURNS = Operation(
+    "discounted_returns",
+    (Argument("rewards"), Argument("last_value", "N"), *_ENDS, _argument("bootstrap_values")),
+    (),
+    (("returns", "TN"),),
+)
+ELIGIBILITY_TRACES = Operation(
+    "eligibility_traces", (Argument("inputs"), *_ENDS, *_CARRY), (("trace_lambda", _UNIT),), _SCAN
+)
+EPISODIC_PREFIX_SUM = Operation("episodic_prefix_sum", ELIGIBILITY_TRACES.arguments, (), _SCAN, has_gamma=False)
+
+OPERATIONS = (
+    GAE, VTRACE, RETRACE, RETRACE_CATEGORICAL, TD_LAMBDA, DISCOUNTED_RETURNS, ELIGIBILITY_TRACES, EPISODIC_PREFIX_SUM,
+)  # fmt: skip
+
+
+def describe(tensor: object) -> str:
+    """A value as an error message shows it: type, or shape, dtype and device."""
+    if not isinstance(tensor, Tensor):
+        return f"{type(tensor).__name__} {tensor!r}"
+    return f"shape {list(tensor.shape)}, {tensor.dtype}, {tensor.device}"
+
+
+def check_coefficients(operation: Operation, gamma: float | Tensor | None, coefficients: Sequence[float]) -> None:
+    """Refuse a coefficient that is not a number in its range; a gamma tensor's values stay on its device, unread.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: NaN, negative, or above the bound (1 for gamma and the lambdas, none for the ratio bounds).
+    """
+    bounds = operation.coefficients
+    if operation.has_gamma and not isinstance(gamma, Tensor):
+        _check_number("gamma", gamma, _UNIT)
+    for (name, bound), value in zip(bounds, coefficients, strict=True):
+        _check_number(name, value, bound)
+
+
+def _check_number(name: str, value: object, bound: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected a number, got {describe(value)}")
+    if not 0.0 <= value <= bound:
+        raise ValueError(f"{name}: expected a number in [0, {bound:g}], got {value!r}")
+
+
+def check_tensors(operation: Operation, tensors: Sequence[Tensor | None], gamma: float | Tensor | None) -> None:
+    """Refuse tensors whose kind, dtype, shape or device is not what the operation takes.
+
+    Raises:
+        TypeError: not a tensor, or of a dtype that the argument cannot have.
+        ValueError: missing, of another shape, on another device, or truncated without its bootstrap values.
+    """
+    first = tensors[0]
+    arguments = [*zip(operation.arguments, tensors, strict=True)]
+    if isinstance(gamma, Tensor):
+        arguments.append((Argument("gamma", "N", GAMMAS), gamma))
+    sizes: dict[str, int] = {}
+    for argument, tensor in arguments:
+        if tensor is None and argument.optional:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{argument.name}: expected a tensor {_axes(argument.axes)}, got {describe(tensor)}")
+        _check_tensor(argument, tensor, sizes)
+        if isinstance(first, Tensor) and tensor.device != first.device:
+            name = operation.arguments[0].name
+            raise ValueError(f"{argument.name}: expected device {first.device} as {name}, got {describe(tensor)}")
+    if "A" in sizes and sizes["A"] == 0:
+        raise ValueError("q_values: expected at least one action, got shape with A = 0")
+    given = {argument.name for argument, tensor in arguments if tensor is not None}
+    if operation is DISCOUNTED_RETURNS and "truncated" in given and "bootstrap_values" not in given:
+        raise ValueError(
+            "bootstrap_values: needed where truncated is given, a truncated row continues with it; got None"
+        )
+
+
+def _check_tensor(argument: Argument, tensor: Tensor, sizes: dict[str, int]) -> None:
+    if tensor.dtype not in argument.dtypes:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in argument.dtypes)
+        raise TypeError(f"{argument.name}: expected dtype {names}, got {describe(tensor)}")
+    if tensor.dim() != len(argument.axes):
+        raise ValueError(f"{argument.name}: expected shape {_axes(argument.axes)}, got {describe(tensor)}")
+    for axis, size in zip(argument.axes, tensor.shape, strict=True):
+        if sizes.setdefault(axis, size) != size:
+            expected = ", ".join(f"{name} = {sizes[name]}" for name in argument.axes if name in sizes)
+            raise ValueError(
+                f"{argument.name}: expected shape {_axes(argument.axes)} with {expected}, got {describe(tensor)}"
+            )
+
+
+def _axes(axes: str) -> str:
+    return f"[{', '.join(axes)}]"
+
+
+def float_dtypes(operation: Operation, tensors: Sequence[Tensor | None]) -> list[torch.dtype]:
+    """The dtypes of the floating inputs."""
+    pairs = zip(operation.arguments, tensors, strict=True)
+    return [tensor.dtype for argument, tensor in pairs if tensor is not None and argument.dtypes is FLOATS]
+
+
+def accumulate_dtype(operation: Operation, tensors: Sequence[Tensor | None]) -> torch.dtype:
+    """float64 where any input is, else float32: the dtype of sums, carries on chip and moments."""
+    return torch.float64 if torch.float64 in float_dtypes(operation, tensors) else torch.float32
+
+
+def result_dtype(operation: Operation, tensors: Sequence[Tensor | None], out_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of the outputs: ``out_dtype``, or what the floating inputs promote to.
+
+    Raises:
+        TypeError: ``out_dtype`` is not one of float32, bfloat16, float16, float64.
+    """
+    if out_dtype is None:
+        return functools.reduce(torch.promote_types, float_dtypes(operation, tensors))
+    if out_dtype not in FLOATS:
+        raise TypeError(f"out_dtype: expected float32, bfloat16, float16 or float64, got {out_dtype!r}")
+    return out_dtype
+
+
+class Output(NamedTuple):
+    """One output tensor: its name, shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def output_specs(
+    operation: Operation, tensors: Sequence[Tensor | None], out_dtype: torch.dtype | None, moments: bool
+) -> list[Output]:
+    """What the operation returns for these (checked) tensors; the moments come last, in the accumulation dtype."""
+    rows = cast(Tensor, tensors[0])
+    shapes = {"TN": tuple(rows.shape), "N": tuple(rows.shape[1:])}
+    dtype = result_dtype(operation, tensors, out_dtype)
+    outputs = [Output(name, shapes[axes], dtype) for name, axes in operation.outputs]
+    if moments:
+        outputs.append(Output("moments", (3,), accumulate_dtype(operation, tensors)))
+    return outputs
+
+
+def allocate(rows: Tensor, outputs: Sequence[Output]) -> list[Tensor]:
+    """Fresh outputs; those of the rows' shape take over their layout, so that env-major stays env-major."""
+    return [
+        torch.empty_like(rows, dtype=dtype) if shape == rows.shape else rows.new_empty(shape, dtype=dtype)
+        for _, shape, dtype in outputs
+    ]
+
+
+def check_out(out: object, outputs: Sequence[Output], device: torch.device) -> None:
+    """Refuse ``out`` tensors that are not exactly what the operation would allocate, layout aside.
+
+    Raises:
+        TypeError: not a tuple or list of tensors.
+        ValueError: another count, shape, dtype or device, or rows that overlap.
+    """
+    if not isinstance(out, (tuple, list)):
+        raise TypeError(f"out: expected a tuple of tensors, got {describe(out)}")
+    if len(out) != len(outputs):
+        names = ", ".join(output.name for output in outputs)
+        raise ValueError(f"out: expected {len(outputs)} tensors ({names}), got {len(out)}")
+    for tensor, (name, shape, dtype) in zip(out, outputs, strict=True):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"out: expected a tensor for {name}, got {describe(tensor)}")
+        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (shape, dtype, device):
+            raise ValueError(f"out: expected {name} of shape {list(shape)}, {dtype}, {device}, got {describe(tensor)}")
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), shape, strict=True)):
+            raise ValueError(f"out: expected {name} without overlapping rows, got strides {tensor.stride()}")
