@@ -19,8 +19,8 @@ from kernels.torch_recurrence import Mode, linear_recurrence, selectable
 from kernels.torch_rows import classify
 
 
-def _accumulate_dtype(*tensors: Tensor | float | None) -> torch.dtype:
-    has_float64 = any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in tensors)
+def _accumulate_dtype(*tensors: Tensor | None) -> torch.dtype:
+    has_float64 = any(x is not None and x.dtype == torch.float64 for x in tensors)
     return torch.float64 if has_float64 else torch.float32
 
 
@@ -56,7 +56,7 @@ def gae(
     ``A[t] = delta[t] + gamma * lambda * (1 - done[t]) * A[t + 1]`` and
     ``delta[t] = r[t] + gamma * (1 - terminated[t]) * V_next[t] - V[t]``; targets are ``A + V``.
     """
-    dtype = _accumulate_dtype(rewards, values, last_value, next_values, gamma)
+    dtype = _accumulate_dtype(rewards, values, last_value, next_values)
     rows, gamma, values = classify(terminated, truncated, valid), _coefficient(gamma, dtype), values.to(dtype)
     next_values = _next(values, last_value.to(dtype)) if next_values is None else next_values.to(dtype)
     delta = rewards.to(dtype) + rows.successor(gamma * next_values) - values
@@ -90,7 +90,7 @@ def vtrace(
     ``pg[t] = pg_rho[t] * (r[t] + gamma * (1 - terminated[t]) * vs_next[t] - V[t])``, where ``vs_next[t]`` is
     ``vs[t + 1]``, or V of the successor where the trace ends.
     """
-    dtype = _accumulate_dtype(behaviour_log_probs, target_log_probs, rewards, values, last_value, next_values, gamma)
+    dtype = _accumulate_dtype(behaviour_log_probs, target_log_probs, rewards, values, last_value, next_values)
     rows, gamma = classify(terminated, truncated, valid), _coefficient(gamma, dtype)
     rewards, values, last_value = rewards.to(dtype), values.to(dtype), last_value.to(dtype)
     next_values = _next(values, last_value) if next_values is None else next_values.to(dtype)
@@ -154,7 +154,7 @@ def retrace_categorical(
     An action of probability 0 contributes nothing to the expectation, even if its Q is not finite.
     """
     dtype = _accumulate_dtype(
-        rewards, q_values, target_log_probs, behaviour_log_probs, last_expected_q, next_expected_q, gamma
+        rewards, q_values, target_log_probs, behaviour_log_probs, last_expected_q, next_expected_q
     )
     q_values, target_log_probs = q_values.to(dtype), target_log_probs.to(dtype)
     probs = target_log_probs.exp()
@@ -184,7 +184,7 @@ def _retrace(
     c_bar: float,
     mode: Mode,
 ) -> Tensor:
-    dtype = _accumulate_dtype(rewards, q_taken, expected_q, log_rhos, last_expected_q, next_expected_q, gamma)
+    dtype = _accumulate_dtype(rewards, q_taken, expected_q, log_rhos, last_expected_q, next_expected_q)
     rows, gamma, q_taken = classify(terminated, truncated, valid), _coefficient(gamma, dtype), q_taken.to(dtype)
     if next_expected_q is None:
         next_expected_q = _next(expected_q.to(dtype), last_expected_q.to(dtype))
@@ -214,7 +214,7 @@ def td_lambda(
     ``G[t] = r[t] + gamma * (1 - terminated[t]) * ((1 - lambda) * V_next[t] + lambda * G[t + 1])``, with the whole
     weight on ``V_next`` where the trace ends.
     """
-    dtype = _accumulate_dtype(rewards, values, last_value, next_values, gamma)
+    dtype = _accumulate_dtype(rewards, values, last_value, next_values)
     rows, gamma = classify(terminated, truncated, valid), _coefficient(gamma, dtype)
     next_values = _next(values.to(dtype), last_value.to(dtype)) if next_values is None else next_values.to(dtype)
     bootstrap = gamma * torch.where(rows.closing, next_values, (1 - td_lambda) * next_values)
@@ -239,7 +239,7 @@ def discounted_returns(
     ``G[t] = r[t] + gamma * (1 - terminated[t]) * G_next[t]``, where ``G_next[t]`` is ``G[t + 1]``, or
     ``bootstrap_values[t]`` in a truncated row, or ``last_value`` in the last row.
     """
-    dtype = _accumulate_dtype(rewards, last_value, bootstrap_values, gamma)
+    dtype = _accumulate_dtype(rewards, last_value, bootstrap_values)
     rows, gamma, rewards = classify(terminated, truncated, valid), _coefficient(gamma, dtype), rewards.to(dtype)
     tail = torch.zeros_like(rewards) if bootstrap_values is None else bootstrap_values.to(dtype)
     final = last_value.to(dtype).expand_as(tail[-1:])
@@ -268,7 +268,7 @@ def eligibility_traces(
     ``e[t] = x[t] + gamma * lambda * (1 - done[t - 1]) * e[t - 1]``. The carry is what the row after the window takes
     over: ``e[T - 1]``, or 0 where that row is done or filler.
     """
-    dtype = _accumulate_dtype(inputs, carry, gamma)
+    dtype = _accumulate_dtype(inputs, carry)
     decay = _coefficient(gamma, dtype) * trace_lambda
     return _forward(inputs.to(dtype), terminated, truncated, valid, carry, previous_done, decay, mode)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal, ParamSpec, TypeVar, cast
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 import torch._dynamo
@@ -33,9 +33,10 @@ def selectable(operation: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(operation)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        on_gpu = any(isinstance(x, Tensor) and x.is_cuda for x in (*args, *kwargs.values()))
         if kwargs.get("mode", "auto") == "auto":
-            kwargs["mode"] = "compiled" if cast(Tensor, args[0]).is_cuda else "scan"
-        chosen = _compile(operation) if kwargs["mode"] == "compiled" else operation
+            kwargs["mode"] = "compiled" if on_gpu else "scan"
+        chosen = _compile(operation, on_gpu) if kwargs["mode"] == "compiled" else operation
         with torch.no_grad():
             return chosen(*args, **kwargs)
 
@@ -43,10 +44,11 @@ def selectable(operation: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 @functools.cache
-def _compile(operation: Callable[_P, _R]) -> Callable[_P, _R]:
+def _compile(operation: Callable[_P, _R], on_gpu: bool) -> Callable[_P, _R]:
     limit = torch._dynamo.config.recompile_limit
     torch._dynamo.config.recompile_limit = max(limit, _MAX_GRAPHS)
-    return torch.compile(operation, fullgraph=True, dynamic=False)
+    # Shifts by one row are concatenations: on a GPU they are to fuse into the scan's kernel, not cost a pass each.
+    return torch.compile(operation, fullgraph=True, dynamic=False, options={"force_pointwise_cat": on_gpu})
 
 
 def linear_recurrence(alpha: Tensor, beta: Tensor, initial: Tensor | None, *, reverse: bool, mode: Mode) -> Tensor:
