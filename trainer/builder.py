@@ -1,0 +1,56 @@
+"""Builds the parts of a run from its configuration."""
+
+from __future__ import annotations
+
+import torch
+
+import envs
+from envs.base import VecEnv
+from trainer import distributed
+from trainer.config import Config, ConfigError, EnvConfig
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that ``device=`` names; under ``torchrun`` each rank of a host takes its own GPU.
+
+    Raises:
+        ConfigError: a GPU was asked for that is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device={name}: torch {torch.__version__} sees no CUDA device; use device=cpu")
+    index = int(name.partition(":")[2] or distributed.local_rank())
+    if index >= torch.cuda.device_count():
+        raise ConfigError(f"device={name}: there are {torch.cuda.device_count()} CUDA devices, cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def make_env(config: EnvConfig, num_envs: int, device: torch.device, seed: int) -> VecEnv:
+    """The env of this rank, with the options that its engine takes."""
+    options = dict(config.options)
+    if config.engine == "envpool":
+        options |= {"pools": config.pools, "num_threads": config.num_threads, "timeout": config.timeout}
+    if config.engine == "mujoco_warp":
+        options |= {"physics": config.physics}
+    if config.max_episode_steps is not None:
+        options["max_episode_steps"] = config.max_episode_steps
+    return envs.make(
+        config.id,
+        config.engine,
+        num_envs,
+        device=device,
+        seed=seed,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+        **options,
+    )
+
+
+def autocast_dtype(config: Config) -> torch.dtype | None:
+    """The networks' dtype under autocast, or None."""
+    return torch.bfloat16 if config.autocast == "bfloat16" else None

@@ -1,0 +1,84 @@
+"""Returns and lengths of the episodes that ended, as the env rewarded them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels import episodic_prefix_sum
+from trainer.rollout import Rollout
+
+
+class Ended(NamedTuple):
+    """The episodes that ended in one window, on the device."""
+
+    mask: Tensor  #: ``[T, N]`` bool: the last row of an episode
+    returns: Tensor  #: ``[T, N]`` float32, the sum of rewards so far in the row's episode
+    lengths: Tensor  #: ``[T, N]`` float32, the number of transitions so far
+
+
+class EpisodeTracker:
+    """Follows every env's episode over windows by a prefix sum on the device; keeps a bounded window of ended ones."""
+
+    def __init__(self, num_envs: int, window: int, backend: str, device: torch.device):
+        self._backend = backend
+        self._carry = torch.zeros(2, num_envs, device=device)
+        self._previous_done = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self.returns: deque[float] = deque(maxlen=window)
+        self.lengths: deque[float] = deque(maxlen=window)
+        self.ended = 0  #: episodes since the run began
+
+    def follow(self, rollout: Rollout) -> Ended:
+        """Go on through a window; reads nothing on the host."""
+        ends = (rollout.terminated, rollout.truncated)
+        sums = [
+            episodic_prefix_sum(
+                inputs, *ends, valid=rollout.valid, carry=carry, previous_done=self._previous_done, backend=self._backend
+            )
+            for inputs, carry in zip((rollout.rewards, torch.ones_like(rollout.rewards)), self._carry, strict=True)
+        ]
+        self._carry = torch.stack([scan.carry for scan in sums])
+        done = (rollout.terminated | rollout.truncated) & rollout.valid
+        self._previous_done = done[-1].clone()
+        return Ended(done, sums[0].values, sums[1].values)
+
+    def record(self, ended: Ended) -> None:
+        """Read the ended episodes of a window, oldest first; synchronizes once."""
+        returns, lengths = torch.stack([ended.returns[ended.mask], ended.lengths[ended.mask]]).tolist()
+        self.returns.extend(returns)
+        self.lengths.extend(lengths)
+        self.ended += len(returns)
+
+    def mean_return(self) -> float | None:
+        """Mean return of the last episodes, or None before the first ended."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    def mean_length(self) -> float | None:
+        """Mean length of the last episodes, or None before the first ended."""
+        return sum(self.lengths) / len(self.lengths) if self.lengths else None
+
+    def restart(self) -> None:
+        """Forget the episodes that are under way: the envs start anew."""
+        self._carry.zero_()
+        self._previous_done.zero_()
+
+    def state_dict(self) -> dict[str, object]:
+        """Sums under way and the window of ended episodes."""
+        return {
+            "carry": self._carry.clone(),
+            "previous_done": self._previous_done.clone(),
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "ended": self.ended,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore what `state_dict` gave."""
+        self._carry.copy_(state["carry"])
+        self._previous_done.copy_(state["previous_done"])
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+        self.ended = state["ended"]

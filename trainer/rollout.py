@@ -1,0 +1,79 @@
+"""The rollout: named ``[T, N]`` tensors on the device, allocated once and written in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Rollout:
+    """``T`` steps of ``N`` envs, time first; see `envs.base` for what a row means.
+
+    ``observations`` and ``values`` carry one row more than the others: row ``T`` is what the policy sees after the last step,
+    so that ``values[1:]`` is V of the successor of every row.
+    """
+
+    observations: Tensor  #: ``[T + 1, N, *observation_shape]``, as the env gave them until `Collector.collect` normalizes them
+    actions: Tensor  #: ``[T, N, *action_shape]``, raw: before they are mapped into the env's bounds
+    log_probs: Tensor  #: ``[T, N]`` float32, of ``actions`` under the behaviour policy
+    values: Tensor  #: ``[T + 1, N]`` float32, in units of the reward
+    rewards: Tensor  #: ``[T, N]`` float32, as the env gave them
+    terminated: Tensor  #: ``[T, N]`` bool
+    truncated: Tensor  #: ``[T, N]`` bool
+    valid: Tensor  #: ``[T, N]`` bool, False in filler rows
+
+    @classmethod
+    def allocate(
+        cls,
+        length: int,
+        num_envs: int,
+        observation_shape: tuple[int, ...],
+        observation_dtype: torch.dtype,
+        action_shape: tuple[int, ...],
+        action_dtype: torch.dtype,
+        device: torch.device,
+    ) -> Rollout:
+        """Zeroed tensors for ``length`` steps of ``num_envs`` envs."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            observations=zeros(length + 1, num_envs, *observation_shape, dtype=observation_dtype),
+            actions=zeros(length, num_envs, *action_shape, dtype=action_dtype),
+            log_probs=zeros(length, num_envs),
+            values=zeros(length + 1, num_envs),
+            rewards=zeros(length, num_envs),
+            terminated=zeros(length, num_envs, dtype=torch.bool),
+            truncated=zeros(length, num_envs, dtype=torch.bool),
+            valid=zeros(length, num_envs, dtype=torch.bool),
+        )
+
+    @property
+    def length(self) -> int:
+        """T."""
+        return self.rewards.shape[0]
+
+    @property
+    def last_value(self) -> Tensor:
+        """``[N]``, V of the observation after the last row."""
+        return self.values[-1]
+
+
+def first_non_finite_row(rollout: Rollout) -> str | None:
+    """Name the first valid row that holds a NaN or an infinity, e.g. ``rewards of env 3 is nan at row 5``; synchronizes."""
+    for name in ("observations", "rewards", "values", "log_probs", "actions"):
+        tensor = getattr(rollout, name)[: rollout.length]
+        if not tensor.is_floating_point():
+            continue
+        bad = ~torch.isfinite(tensor.flatten(2)).all(-1) if tensor.dim() > 2 else ~torch.isfinite(tensor)
+        rows = (bad & rollout.valid).nonzero()
+        if len(rows):
+            row, env = rows[0].tolist()
+            entries = tensor[row, env].flatten()
+            value = entries[~torch.isfinite(entries)][0].item()
+            return f"{name} of env {env} is {value} at row {row} of the rollout"
+    return None

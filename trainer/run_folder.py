@@ -1,0 +1,77 @@
+"""A run's folder: where it is made, and what it holds."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from trainer import checkpoint
+from trainer.config import Config, ConfigError, from_yaml, to_yaml
+
+
+class RunFolder:
+    """Paths inside one run's folder."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
+
+    @classmethod
+    def create(cls, config: Config, base: Path) -> RunFolder:
+        """Make a new run's folder; two runs that start in the same second get two folders.
+
+        Args:
+            config: names the folder, through ``out`` or the algorithm, env and seed.
+            base: what relative paths are relative to.
+
+        Raises:
+            ConfigError: ``out`` already holds a run, or the folder cannot be made.
+        """
+        try:
+            if config.out is not None:
+                path = base / config.out
+                if (path / "config.yaml").exists():
+                    raise ConfigError(f"out={config.out} already holds a run; choose another, or continue it: resume={config.out}")
+                path.mkdir(parents=True, exist_ok=True)
+                return cls(path)
+            now = datetime.datetime.now()
+            name = f"{now:%H-%M-%S}-{config.algo}-{config.env.id.replace('/', '-')}-{config.seed}"
+            parent = base / "runs" / f"{now:%Y-%m-%d}"
+            parent.mkdir(parents=True, exist_ok=True)
+            return cls(_make_unique(parent, name))
+        except OSError as error:
+            raise ConfigError(f"out={config.out}: the run folder cannot be made: {error.strerror}") from error
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """An earlier run's folder.
+
+        Raises:
+            ConfigError: there is no run in it.
+        """
+        folder = cls(path)
+        if not folder.config.is_file():
+            raise ConfigError(f"resume={path}: there is no run (no config.yaml)")
+        return folder
+
+    def write_config(self, config: Config) -> None:
+        """Write ``config.yaml``, resolved."""
+        checkpoint.write_atomically(self.config, lambda file: file.write(to_yaml(config).encode()))
+
+    def read_config(self) -> Config:
+        """The configuration that the run was started with."""
+        return from_yaml(self.config.read_text())
+
+
+def _make_unique(parent: Path, name: str) -> Path:
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1

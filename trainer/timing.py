@@ -1,0 +1,91 @@
+"""The clock of the loop: what each phase costs, so that the phases sum to the wall time of the update.
+
+On CUDA a stamp is an event on the current stream, read once per update; nothing in the loop synchronizes. On a CPU it is the
+monotonic clock. A lap is one turn of the loop; the time of a lap that no phase claims is ``other``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+PHASES = ("env_step", "transfer", "inference", "credit", "update", "normalize", "log", "other")
+#: Parts of ``update``: reported beside it, not added to the sum.
+UPDATE_PARTS = ("forward", "backward", "optimizer")
+
+Stamp = torch.cuda.Event | int
+
+
+class PhaseClock:
+    """Times phases, each with its own name, over laps.
+
+    A phase that is opened inside another one takes its time out of the outer one, except the parts of ``update``, which stay
+    inside it.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._events: list[torch.cuda.Event] = []  # events to use again
+        self._spans: list[tuple[str, Stamp, Stamp]] = []
+        self._open: list[str] = []
+        self._lap_start: Stamp | None = None
+        self._previous_laps: list[tuple[list[tuple[str, Stamp, Stamp]], Stamp, Stamp]] = []
+
+    def _stamp(self) -> Stamp:
+        if self._device.type != "cuda":
+            return time.perf_counter_ns()
+        event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block as the phase ``name``."""
+        start = self._stamp()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._open.pop()
+            end = self._stamp()
+            self._spans.append((name, start, end))
+            if self._open and name not in UPDATE_PARTS:
+                # counted backwards: the same span is taken out of the phase around it
+                self._spans.append((self._open[-1], end, start))
+
+    def lap(self) -> None:
+        """End a turn of the loop and start the next."""
+        now = self._stamp()
+        if self._lap_start is not None:
+            self._previous_laps.append((self._spans, self._lap_start, now))
+        self._spans, self._lap_start = [], now
+
+    def read(self) -> dict[str, float]:
+        """Milliseconds per phase of the laps since the last read, and their ``total``; waits for the device once."""
+        milliseconds = dict.fromkeys((*PHASES, *UPDATE_PARTS, "total"), 0.0)
+        used: dict[int, torch.cuda.Event] = {}
+        for spans, lap_start, lap_end in self._previous_laps:
+            if isinstance(lap_end, torch.cuda.Event):
+                lap_end.synchronize()
+            for name, start, end in spans:
+                milliseconds[name] = milliseconds.get(name, 0.0) + _elapsed_ms(start, end)
+                used.update((id(stamp), stamp) for stamp in (start, end) if isinstance(stamp, torch.cuda.Event))
+            milliseconds["total"] += _elapsed_ms(lap_start, lap_end)
+            if isinstance(lap_start, torch.cuda.Event):
+                used[id(lap_start)] = lap_start
+        self._previous_laps = []
+        self._events += used.values()
+        named = sum(value for name, value in milliseconds.items() if name not in (*UPDATE_PARTS, "total"))
+        milliseconds["other"] += milliseconds["total"] - named
+        return milliseconds
+
+
+def _elapsed_ms(start: Stamp, end: Stamp) -> float:
+    if isinstance(start, int) and isinstance(end, int):
+        return (end - start) / 1e6
+    if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+        return start.elapsed_time(end)
+    raise TypeError("a span's two stamps come from one clock")
