@@ -1,0 +1,1 @@
+"""The loop: collects rollouts, assigns credit, updates the policy, and times every phase of it."""

@@ -23,8 +23,9 @@ def resolve_device(name: str) -> torch.device:
     if not torch.cuda.is_available():
         raise ConfigError(f"device={name}: torch {torch.__version__} sees no CUDA device; use device=cpu")
     index = int(name.partition(":")[2] or distributed.local_rank())
-    if index >= torch.cuda.device_count():
-        raise ConfigError(f"device={name}: there are {torch.cuda.device_count()} CUDA devices, cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise ConfigError(f"device={name}: there are {count} CUDA devices, the last is cuda:{count - 1}")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device

@@ -34,8 +34,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def write_atomically(path: Path, write: Callable[[Any], None]) -> None:
     """Write a file so that at every moment the old content or the new one is there whole.
 
-    A temporary file beside it is written, flushed to the disk, and renamed; if anything fails, it is removed and the old
-    file stays as it was.
+    A temporary file beside it is written, flushed to the disk, and renamed; if anything fails, it is removed and the
+    old file stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -127,8 +127,8 @@ def load_module(module: torch.nn.Module, state: dict[str, Any], where: str) -> N
             raise CheckpointError(f"{where}: the checkpoint has no tensor {name}; was the network changed?")
         if state[name].shape != tensor.shape:
             raise CheckpointError(
-                f"{where}: tensor {name} has shape {tuple(state[name].shape)} in the checkpoint and {tuple(tensor.shape)} "
-                "in this configuration; was the network or the env changed?"
+                f"{where}: tensor {name} has shape {tuple(state[name].shape)} in the checkpoint and "
+                f"{tuple(tensor.shape)} in this configuration; was the network or the env changed?"
             )
     unknown = sorted(set(state) - set(own))
     if unknown:

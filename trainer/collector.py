@@ -109,7 +109,8 @@ class Collector:
         return self._denormalized(self.policy.value(normalized_observations))
 
     def _normalize_in_place(self) -> None:
-        """The rollout's observations as the policy saw them; rows that are no transition become 0, whatever they held."""
+        """The rollout's observations as the policy saw them; rows that are no transition become 0, whatever they
+        held."""
         rollout = self.rollout
         raw = rollout.observations[:-1]
         mask = rollout.valid.view(*rollout.valid.shape, *(1,) * (raw.dim() - 2))

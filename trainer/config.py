@@ -1,7 +1,8 @@
 """Typed configuration: what every key means, what it may be, and what follows from it.
 
 The dataclasses are Hydra's schema (wrong types and misspelt keys are refused when it composes) and `validate` refuses
-impossible values before any env starts. A module of the trainer gets values or its own dataclass, never the whole `Config`.
+impossible values before any env starts. A module of the trainer gets values or its own dataclass, never the whole
+`Config`.
 """
 
 from __future__ import annotations
@@ -292,7 +293,10 @@ def from_omegaconf(composed: DictConfig) -> Config:
 
 def from_yaml(text: str) -> Config:
     """The validated `Config` of a run folder's ``config.yaml``."""
-    return from_omegaconf(OmegaConf.create(text))
+    loaded = OmegaConf.create(text)
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError("config.yaml is not a mapping of keys")
+    return from_omegaconf(loaded)
 
 
 def to_yaml(config: Config) -> str:

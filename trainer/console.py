@@ -17,9 +17,7 @@ from rich.text import Text
 from trainer.config import LoggingConfig
 from trainer.timing import PHASES
 
-_COLORS = dict(
-    zip(PHASES, ("green", "yellow", "cyan", "magenta", "blue", "bright_black", "white", "red"), strict=True)
-)
+_COLORS: dict[str, str] = dict(zip(PHASES, ("green", "yellow", "cyan", "magenta", "blue", "bright_black", "white", "red"), strict=True))
 _BAR_WIDTH = 60
 
 

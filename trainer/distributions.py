@@ -34,7 +34,8 @@ class Distribution(Protocol):
 class DiagonalGaussian(NamedTuple):
     """Independent normal distributions over the entries of an action.
 
-    ``log p(a) = sum_i -(a_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2``; ``H = sum_i log std_i + (1 + log 2 pi) / 2``.
+    ``log p(a) = sum_i -(a_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2``; ``H = sum_i log std_i + (1 + log
+    2 pi) / 2``.
     """
 
     mean: Tensor  #: ``[batch, actions]`` float32
@@ -64,7 +65,8 @@ class Categorical(NamedTuple):
     logits: Tensor  #: ``[batch, actions]`` float32, not normalized
 
     def sample(self) -> Tensor:
-        """``[batch]`` int64, by the Gumbel trick: no host synchronization and no ``[batch, actions]`` of probabilities."""
+        """``[batch]`` int64, by the Gumbel trick: no host synchronization and no ``[batch, actions]`` of
+        probabilities."""
         noise = torch.empty_like(self.logits).exponential_().clamp(min=torch.finfo(self.logits.dtype).tiny)
         return (self.logits - noise.log()).argmax(-1)
 

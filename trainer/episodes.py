@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import episodic_prefix_sum
+from kernels.operations import Backend
 from trainer.rollout import Rollout
 
 
@@ -23,7 +24,7 @@ class Ended(NamedTuple):
 class EpisodeTracker:
     """Follows every env's episode over windows by a prefix sum on the device; keeps a bounded window of ended ones."""
 
-    def __init__(self, num_envs: int, window: int, backend: str, device: torch.device):
+    def __init__(self, num_envs: int, window: int, backend: Backend, device: torch.device):
         self._backend = backend
         self._carry = torch.zeros(2, num_envs, device=device)
         self._previous_done = torch.zeros(num_envs, dtype=torch.bool, device=device)
@@ -36,7 +37,12 @@ class EpisodeTracker:
         ends = (rollout.terminated, rollout.truncated)
         sums = [
             episodic_prefix_sum(
-                inputs, *ends, valid=rollout.valid, carry=carry, previous_done=self._previous_done, backend=self._backend
+                inputs,
+                *ends,
+                valid=rollout.valid,
+                carry=carry,
+                previous_done=self._previous_done,
+                backend=self._backend,
             )
             for inputs, carry in zip((rollout.rewards, torch.ones_like(rollout.rewards)), self._carry, strict=True)
         ]

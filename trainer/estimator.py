@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import kernels
+from kernels.operations import Backend
 from trainer.config import ConfigError, CreditConfig
 from trainer.normalize import moments
 from trainer.rollout import Rollout
@@ -21,7 +22,7 @@ class Estimate(NamedTuple):
     advantage_moments: Tensor  #: ``[3]``: count, mean and M2 of the valid advantages on this rank
 
 
-def resolve_backend(config: CreditConfig, device: torch.device) -> str:
+def resolve_backend(config: CreditConfig, device: torch.device) -> Backend:
     """The backend that ``auto`` means on this device.
 
     Raises:
@@ -30,11 +31,13 @@ def resolve_backend(config: CreditConfig, device: torch.device) -> str:
     if config.backend == "auto":
         return "triton" if device.type == "cuda" else "torch"
     if config.backend == "triton" and device.type != "cuda":
-        raise ConfigError(f"credit.backend=triton needs device=cuda, but this run is on {device.type}; use credit.backend=auto")
-    return config.backend
+        raise ConfigError(
+            f"credit.backend=triton needs device=cuda, but this run is on {device.type}; use credit.backend=auto"
+        )
+    return "triton" if config.backend == "triton" else "torch"
 
 
-def estimate(rollout: Rollout, rewards: Tensor, config: CreditConfig, backend: str) -> Estimate:
+def estimate(rollout: Rollout, rewards: Tensor, config: CreditConfig, backend: Backend) -> Estimate:
     """Advantages and value targets of a rollout, by ``config.estimator``.
 
     Args:
@@ -49,9 +52,7 @@ def estimate(rollout: Rollout, rewards: Tensor, config: CreditConfig, backend: s
         "valid": rollout.valid, "gamma": config.gamma, "backend": backend, "torch_mode": config.torch_mode,
     }  # fmt: skip
     if config.estimator == "gae":
-        credit = kernels.gae(
-            rewards, values, last_value, *ends, gae_lambda=config.gae_lambda, moments=True, **common
-        )
+        credit = kernels.gae(rewards, values, last_value, *ends, gae_lambda=config.gae_lambda, moments=True, **common)
         return Estimate(credit.advantages, credit.value_targets, credit.moments)
     if config.estimator == "vtrace":  # on-policy here: behaviour and target policy are the same
         trace = kernels.vtrace(

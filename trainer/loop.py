@@ -134,14 +134,14 @@ class Trainer:
             return
         self.skipped_in_a_row += 1
         where = first_non_finite_row(rollout) or "the rollout is finite: the loss or its gradient is not"
-        text = f"update {self.update} was not applied from the first minibatch on whose loss or gradient is not finite: {where}"
-        self.console.notice(text)
+        self.console.notice(f"update {self.update} was not applied, its loss or gradient is not finite: {where}")
         limit = self.config.ppo.max_skipped_updates
         if self.skipped_in_a_row >= limit:
             raise TrainingError(f"ppo.max_skipped_updates={limit} updates in a row were not finite; the last: {where}")
 
     def start_envs_anew(self) -> None:
-        """Re-seed the envs by the number of updates done, and begin new episodes: the rule that resuming follows, too."""
+        """Re-seed the envs by the number of updates done, and begin new episodes: the rule that resuming follows,
+        too."""
         self.env.reseed(self.update)
         self.collector.restart()
         self._forget_episodes()
@@ -247,8 +247,8 @@ class _Session:
         trainer = self.trainer
         env, config = trainer.env, trainer.config
         self.console.notice(
-            f"{env.id} on {env.engine}, {config.num_envs} envs x {config.rollout_length} steps, {machine(trainer.device)}, "
-            f"credit {config.credit.estimator} on {trainer.backend}; run folder {self.folder.path}"
+            f"{env.id} on {env.engine}, {config.num_envs} envs x {config.rollout_length} steps, "
+            f"{machine(trainer.device)}, credit {config.credit.estimator} on {trainer.backend}; {self.folder.path}"
         )
         status = "failed"
         exit_status = 1
@@ -310,8 +310,8 @@ class _Session:
         write_json(self.folder.summary, summary)
         self.wandb.finish(summary, exit_status)
         self.console.close()
-        returns = trainer.episodes.mean_return()
+        window, mean = len(trainer.episodes.returns), trainer.episodes.mean_return()
         self.console.notice(
-            f"{status} after {trainer.env_steps} steps, {trainer.update} updates, {trainer.seconds:.1f} s; mean return of the last "
-            f"{len(trainer.episodes.returns)} episodes {'-' if returns is None else f'{returns:.2f}'}; {self.folder.path}"
+            f"{status} after {trainer.env_steps} steps, {trainer.update} updates, {trainer.seconds:.1f} s; mean return "
+            f"of the last {window} episodes {'-' if mean is None else f'{mean:.2f}'}; {self.folder.path}"
         )

@@ -1,7 +1,8 @@
 """Losses as pure functions of ``[batch]`` tensors.
 
-Rows that are not ``valid`` are *selected* away before any arithmetic, so that whatever they hold (a NaN too) reaches neither the
-loss nor a gradient. Sums are divided by ``count``, the number of valid rows, which over several ranks is the global one.
+Rows that are not ``valid`` are *selected* away before any arithmetic, so that whatever they hold (a NaN too) reaches
+neither the loss nor a gradient. Sums are divided by ``count``, the number of valid rows, which over several ranks is
+the global one.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def clipped_surrogate(
 ) -> SurrogateLoss:
     """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), negated.
 
-    ``ratio = exp(log_prob - old_log_prob)``; ``loss = -mean(min(ratio * A, clip(ratio, 1 - c, 1 + c) * A))``. The KL is the
-    non-negative estimator k3 (Schulman, "Approximating KL divergence", 2020).
+    ``ratio = exp(log_prob - old_log_prob)``; ``loss = -mean(min(ratio * A, clip(ratio, 1 - c, 1 + c) * A))``. The KL
+    is the non-negative estimator k3 (Schulman, "Approximating KL divergence", 2020).
 
     Args:
         log_probs: ``[batch]``, of the present policy, with gradient.

@@ -1,4 +1,5 @@
-"""Where a run's numbers go: ``metrics.jsonl``, wandb and ``summary.json``. The local files are complete without wandb."""
+"""Where a run's numbers go: ``metrics.jsonl``, wandb and ``summary.json``. The local files are complete without
+wandb."""
 
 from __future__ import annotations
 
@@ -55,8 +56,9 @@ class MetricsFile:
 class WandbLogger:
     """Weights & Biases beside the local files; whatever goes wrong in it is told once and never stops the run.
 
-    The one axis is ``env_steps``. Every update is logged once: a resumed run starts a new wandb run in the same group and
-    first replays the history up to its checkpoint, so that nothing is dropped because an earlier process had gone further.
+    The one axis is ``env_steps``. Every update is logged once: a resumed run starts a new wandb run in the same group
+    and first replays the history up to its checkpoint, so that nothing is dropped because an earlier process had gone
+    further.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Running normalizers of observations, rewards and values.
 
-Statistics are Chan-merged float64 moments, so that neither large offsets nor counts beyond 2^24 lose anything. They are frozen
-while a rollout is collected and updated: the policy that acted and the policy that is updated see the same numbers.
+Statistics are Chan-merged float64 moments, so that neither large offsets nor counts beyond 2^24 lose anything. They
+are frozen while a rollout is collected and updated: the policy that acted and the policy that is updated see the same
+numbers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import eligibility_traces
+from kernels.operations import Backend
 from trainer import distributed
 
 _EPS = 1e-8
@@ -100,13 +102,14 @@ class ObservationNormalizer(nn.Module):
 class RewardNormalizer(nn.Module):
     """Divides rewards by the running standard deviation of the discounted return.
 
-    ``G[t] = r[t] + gamma * (1 - done[t-1]) * G[t-1]``, forward in time over windows: an eligibility trace with decay ``gamma``.
+    ``G[t] = r[t] + gamma * (1 - done[t-1]) * G[t-1]``, forward in time over windows: an eligibility trace with decay
+    ``gamma``.
     """
 
     carry: Tensor
     previous_done: Tensor
 
-    def __init__(self, num_envs: int, gamma: float, backend: str, device: torch.device):
+    def __init__(self, num_envs: int, gamma: float, backend: Backend, device: torch.device):
         super().__init__()
         self.running = RunningMoments((), device)
         self.gamma, self.backend = gamma, backend
@@ -140,8 +143,8 @@ class RewardNormalizer(nn.Module):
 class ValueNormalizer(nn.Module):
     """Lets the critic predict ``(V - mean) / std`` of its targets while the rest of the code sees V.
 
-    When the statistics move, the critic's last layer is rescaled so that its predictions do not (PopArt, van Hasselt et al.
-    2016, arXiv 1602.07714, eq. 9): ``w' = w * std / std'``, ``b' = (std * b + mean - mean') / std'``.
+    When the statistics move, the critic's last layer is rescaled so that its predictions do not (PopArt, van Hasselt
+    et al. 2016, arXiv 1602.07714, eq. 9): ``w' = w * std / std'``, ``b' = (std * b + mean - mean') / std'``.
     """
 
     def __init__(self, device: torch.device | None = None):
@@ -163,7 +166,8 @@ class ValueNormalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, targets: Tensor, valid: Tensor, head: nn.Linear) -> None:
-        """Learn from value targets ``[T, N]`` and keep the predictions of ``head``, the critic's last layer, as they were."""
+        """Learn from value targets ``[T, N]`` and keep the predictions of ``head``, the critic's last layer, as they
+        were."""
         old_mean, old_std = self._scale()
         self.running.update(targets.flatten(), valid.flatten())
         mean, std = self._scale()

@@ -39,7 +39,8 @@ def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
 
 
 def mlp(inputs: int, hidden_sizes: list[int], outputs: int, activation: str, output_gain: float) -> nn.Sequential:
-    """Orthogonally initialized linear layers (gain sqrt 2 inside, ``output_gain`` last) with an activation between them."""
+    """Orthogonally initialized linear layers (gain sqrt 2 inside, ``output_gain`` last) with an activation between
+    them."""
     layers: list[nn.Module] = []
     for width in hidden_sizes:
         layers += [_linear(inputs, width, math.sqrt(2.0)), _ACTIVATIONS[activation]()]
@@ -50,9 +51,9 @@ def mlp(inputs: int, hidden_sizes: list[int], outputs: int, activation: str, out
 class ActorCritic(nn.Module):
     """Separate actor and critic networks over flat observations.
 
-    Continuous actions follow a diagonal Gaussian whose log standard deviation is a parameter of its own, the same in every
-    state and kept within ``[min_log_std, max_log_std]``: the deviation cannot be negative, and stays finite. ``Discrete``
-    actions follow a categorical distribution.
+    Continuous actions follow a diagonal Gaussian whose log standard deviation is a parameter of its own, the same in
+    every state and kept within ``[min_log_std, max_log_std]``: the deviation cannot be negative, and stays finite.
+    ``Discrete`` actions follow a categorical distribution.
     """
 
     log_std: nn.Parameter | None
@@ -78,7 +79,9 @@ class ActorCritic(nn.Module):
             outputs = int(action_space.n)
             self.log_std = None
         else:
-            raise ConfigError(f"env.id: actions of {type(action_space).__name__} are not supported, only Box and Discrete")
+            raise ConfigError(
+                f"env.id: actions of {type(action_space).__name__} are not supported, only Box and Discrete"
+            )
         make = config.hidden_sizes, config.activation
         self.actor = mlp(self.observation_size, make[0], outputs, make[1], output_gain=0.01)
         self.critic = mlp(self.observation_size, make[0], 1, make[1], output_gain=1.0)

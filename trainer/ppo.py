@@ -16,7 +16,15 @@ from trainer.rollout import Rollout
 from trainer.timing import PhaseClock
 
 #: What one minibatch reports, in this order.
-_REPORTED = ("loss/total", "loss/policy", "loss/value", "loss/entropy", "loss/approx_kl", "loss/clip_fraction", "grad_norm")
+_REPORTED = (
+    "loss/total",
+    "loss/policy",
+    "loss/value",
+    "loss/entropy",
+    "loss/approx_kl",
+    "loss/clip_fraction",
+    "grad_norm",
+)
 
 
 #: Named ``[batch, ...]`` tensors gathered from a rollout.
@@ -26,9 +34,10 @@ Minibatch = dict[str, Tensor]
 class PPO:
     """Clipped-surrogate updates; nothing in it reads the device from the host.
 
-    Advantages are normalized over all valid rows of the rollout (population standard deviation, over all ranks). Every row of
-    the rollout is in exactly one minibatch per epoch; minibatch sizes differ by one at most. A minibatch whose loss or gradient
-    is not finite is not applied, nor is any that follows it in the same update; the optimizer's step count stays, too.
+    Advantages are normalized over all valid rows of the rollout (population standard deviation, over all ranks).
+    Every row of the rollout is in exactly one minibatch per epoch; minibatch sizes differ by one at most. A minibatch
+    whose loss or gradient is not finite is not applied, nor is any that follows it in the same update; the
+    optimizer's step count stays, too.
     """
 
     def __init__(
@@ -43,9 +52,7 @@ class PPO:
         device = next(policy.parameters()).device
         #: a tensor, so that schedules and KL adaptation never stop the device
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
-        self.optimizer = torch.optim.Adam(
-            policy.parameters(), lr=self.learning_rate, eps=config.adam_eps, fused=True
-        )
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=self.learning_rate, eps=config.adam_eps, fused=True)
         self._loss: Callable[[Minibatch, Tensor], tuple[Tensor, Tensor]] = self._minibatch_loss
         if compile_loss:
             self._loss = torch.compile(self._minibatch_loss, dynamic=False)
@@ -59,8 +66,8 @@ class PPO:
             progress: env steps done over ``total_steps``, for the linear schedule.
 
         Returns:
-            Scalar tensors on the device: means over the minibatches that were applied, ``skipped_minibatches`` (not finite),
-            ``stopped_minibatches`` (after ``target_kl``), and ``learning_rate``.
+            Scalar tensors on the device: means over the minibatches that were applied, ``skipped_minibatches`` (not
+            finite), ``stopped_minibatches`` (after ``target_kl``), and ``learning_rate``.
         """
         if self.config.lr_schedule == "linear":
             self.learning_rate.fill_(schedules.linear(self.config.learning_rate, progress))
@@ -99,9 +106,7 @@ class PPO:
             "skipped_minibatches": skipped,
             "stopped_minibatches": stopped,
             "learning_rate": self.learning_rate.clone(),
-            "explained_variance": losses.explained_variance(
-                rollout.values[:-1], estimate.value_targets, rollout.valid
-            ),
+            "explained_variance": losses.explained_variance(rollout.values[:-1], estimate.value_targets, rollout.valid),
         }
 
     def _prepare(self, rollout: Rollout, estimate: Estimate) -> Minibatch:

@@ -12,11 +12,13 @@ from torch import Tensor
 class Rollout:
     """``T`` steps of ``N`` envs, time first; see `envs.base` for what a row means.
 
-    ``observations`` and ``values`` carry one row more than the others: row ``T`` is what the policy sees after the last step,
-    so that ``values[1:]`` is V of the successor of every row.
+    ``observations`` and ``values`` carry one row more than the others: row ``T`` is what the policy sees after the
+    last step, so that ``values[1:]`` is V of the successor of every row.
     """
 
-    observations: Tensor  #: ``[T + 1, N, *observation_shape]``, as the env gave them until `Collector.collect` normalizes them
+    observations: (
+        Tensor  #: ``[T + 1, N, *observation_shape]``, as the env gave them until `Collector.collect` normalizes them
+    )
     actions: Tensor  #: ``[T, N, *action_shape]``, raw: before they are mapped into the env's bounds
     log_probs: Tensor  #: ``[T, N]`` float32, of ``actions`` under the behaviour policy
     values: Tensor  #: ``[T + 1, N]`` float32, in units of the reward
@@ -64,7 +66,8 @@ class Rollout:
 
 
 def first_non_finite_row(rollout: Rollout) -> str | None:
-    """Name the first valid row that holds a NaN or an infinity, e.g. ``rewards of env 3 is nan at row 5``; synchronizes."""
+    """Name the first valid row that holds a NaN or an infinity, e.g. ``rewards of env 3 is nan at row 5``;
+    synchronizes."""
     for name in ("observations", "rewards", "values", "log_probs", "actions"):
         tensor = getattr(rollout, name)[: rollout.length]
         if not tensor.is_floating_point():

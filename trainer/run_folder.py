@@ -34,7 +34,9 @@ class RunFolder:
             if config.out is not None:
                 path = base / config.out
                 if (path / "config.yaml").exists():
-                    raise ConfigError(f"out={config.out} already holds a run; choose another, or continue it: resume={config.out}")
+                    raise ConfigError(
+                        f"out={config.out} already holds a run; choose another, or continue it: resume={config.out}"
+                    )
                 path.mkdir(parents=True, exist_ok=True)
                 return cls(path)
             now = datetime.datetime.now()

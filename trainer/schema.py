@@ -54,7 +54,9 @@ def compose_for_resume(saved: str, overrides: list[str]) -> Config:
         if key == "resume":
             continue
         if (CONFIG_FOLDER / key).is_dir():
-            raise ConfigError(f"{override}: a preset cannot be changed on resume; override single keys, e.g. total_steps=...")
+            raise ConfigError(
+                f"{override}: a preset cannot be changed on resume; override single keys, e.g. total_steps=..."
+            )
         try:
             OmegaConf.update(config, key, OmegaConf.create(f"value: {value}").value)
         except OmegaConfBaseException as error:

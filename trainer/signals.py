@@ -12,8 +12,8 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 class StopSignal:
     """Remembers the first signal; as a context manager it puts the former handlers back.
 
-    SIGTERM, SIGINT and SIGUSR1 (what schedulers send before they preempt) all mean: finish the update, save a checkpoint, and
-    leave with ``128 + signal number``.
+    SIGTERM, SIGINT and SIGUSR1 (what schedulers send before they preempt) all mean: finish the update, save a
+    checkpoint, and leave with ``128 + signal number``.
     """
 
     def __init__(self) -> None:

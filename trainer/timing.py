@@ -1,7 +1,7 @@
 """The clock of the loop: what each phase costs, so that the phases sum to the wall time of the update.
 
-On CUDA a stamp is an event on the current stream, read once per update; nothing in the loop synchronizes. On a CPU it is the
-monotonic clock. A lap is one turn of the loop; the time of a lap that no phase claims is ``other``.
+On CUDA a stamp is an event on the current stream, read once per update; nothing in the loop synchronizes. On a CPU it
+is the monotonic clock. A lap is one turn of the loop; the time of a lap that no phase claims is ``other``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 import torch
 
-PHASES = ("env_step", "transfer", "inference", "credit", "update", "normalize", "log", "other")
+PHASES: tuple[str, ...] = ("env_step", "transfer", "inference", "credit", "update", "normalize", "log", "other")
 #: Parts of ``update``: reported beside it, not added to the sum.
-UPDATE_PARTS = ("forward", "backward", "optimizer")
+UPDATE_PARTS: tuple[str, ...] = ("forward", "backward", "optimizer")
 
 Stamp = torch.cuda.Event | int
 
@@ -22,8 +22,8 @@ Stamp = torch.cuda.Event | int
 class PhaseClock:
     """Times phases, each with its own name, over laps.
 
-    A phase that is opened inside another one takes its time out of the outer one, except the parts of ``update``, which stay
-    inside it.
+    A phase that is opened inside another one takes its time out of the outer one, except the parts of ``update``,
+    which stay inside it.
     """
 
     def __init__(self, device: torch.device):
