@@ -1,6 +1,6 @@
 """The credit operations in float64, written as the sums that the papers print: slow, the ground truth of the tests.
 
-Names and keywords are those of `kernels.credit`; results are float64 tensors on the CPU. Nothing is recursive here: each
+Names and keywords are those of `kernels.credit`; results are float64 tensors on the CPU. Nothing here is recursive: an
 env is split into the runs of rows that one trace spans, and each row's result is a sum over the rest of its run.
 """
 
