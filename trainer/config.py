@@ -322,8 +322,14 @@ def all_keys() -> list[str]:
     return keys
 
 
-def one_line(error: Exception) -> str:
-    """An OmegaConf or Hydra error as one line that names the key and, where it can, the cure."""
+def one_line(error: Exception, known: list[str] | None = None) -> str:
+    """An OmegaConf or Hydra error as one line that names the key and, where it can, the cure.
+
+    Args:
+        error: what was raised.
+        known: the keys there are; by default those of `Config`.
+    """
+    known = all_keys() if known is None else known
     key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     first = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(error).__name__)
@@ -331,8 +337,8 @@ def one_line(error: Exception) -> str:
         return first
     if isinstance(cause, ConfigKeyError):
         last = str(key).rpartition(".")[2]
-        close = difflib.get_close_matches(str(key), all_keys(), n=1) or [
-            known for known in all_keys() if difflib.get_close_matches(last, [known.rpartition(".")[2]], cutoff=0.75)
+        close = difflib.get_close_matches(str(key), known, n=1) or [
+            name for name in known if difflib.get_close_matches(last, [name.rpartition(".")[2]], cutoff=0.75)
         ]
         hint = f"; did you mean {close[0]}?" if close else "; `python scripts/train.py --cfg job` prints them all"
         return f"{key}: there is no such key{hint}"

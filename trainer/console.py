@@ -17,7 +17,8 @@ from rich.text import Text
 from trainer.config import LoggingConfig
 from trainer.timing import PHASES
 
-_COLORS: dict[str, str] = dict(zip(PHASES, ("green", "yellow", "cyan", "magenta", "blue", "bright_black", "white", "red"), strict=True))
+_STYLES = ("green", "yellow", "cyan", "magenta", "blue", "bright_black", "white", "red")
+_COLORS: dict[str, str] = dict(zip(PHASES, _STYLES, strict=True))
 _BAR_WIDTH = 60
 
 

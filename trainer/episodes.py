@@ -25,7 +25,7 @@ class EpisodeTracker:
     """Follows every env's episode over windows by a prefix sum on the device; keeps a bounded window of ended ones."""
 
     def __init__(self, num_envs: int, window: int, backend: Backend, device: torch.device):
-        self._backend = backend
+        self._backend: Backend = backend
         self._carry = torch.zeros(2, num_envs, device=device)
         self._previous_done = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.returns: deque[float] = deque(maxlen=window)

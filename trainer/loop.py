@@ -9,6 +9,7 @@ import torch
 
 from envs.actions import ActionMap
 from envs.base import VecEnv
+from kernels.operations import Backend
 from trainer import checkpoint, distributed, estimator
 from trainer.builder import autocast_dtype, make_env, resolve_device
 from trainer.collector import Collector
@@ -36,7 +37,7 @@ class Trainer:
     def __init__(self, config: Config, console: Console, stop: StopSignal):
         self.config, self.console, self.stop = config, console, stop
         self.device = resolve_device(config.device)
-        self.backend = estimator.resolve_backend(config.credit, self.device)
+        self.backend: Backend = estimator.resolve_backend(config.credit, self.device)
         torch.set_float32_matmul_precision(config.matmul_precision)
         torch.manual_seed(config.seed)  # the same parameters on every rank
         self.env: VecEnv = make_env(config.env, config.num_envs, self.device, config.seed)

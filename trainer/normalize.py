@@ -112,7 +112,8 @@ class RewardNormalizer(nn.Module):
     def __init__(self, num_envs: int, gamma: float, backend: Backend, device: torch.device):
         super().__init__()
         self.running = RunningMoments((), device)
-        self.gamma, self.backend = gamma, backend
+        self.gamma = gamma
+        self.backend: Backend = backend
         self.register_buffer("carry", torch.zeros(num_envs, device=device))
         self.register_buffer("previous_done", torch.zeros(num_envs, dtype=torch.bool, device=device))
 

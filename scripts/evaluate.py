@@ -1,0 +1,124 @@
+"""Evaluate a checkpoint: ``python scripts/evaluate.py checkpoint=runs/.../ episodes=100``.
+
+Plays whole episodes twice, with the most likely actions and with sampled ones, prints the returns' mean, standard
+deviation and range, and saves every return as ``evaluation-<update>.json`` beside the checkpoint's run.
+``engine=mujoco_warp`` plays on another engine than the one trained on; ``video=true`` also films one episode in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from envs.base import EnvError
+from trainer.builder import resolve_device
+from trainer.checkpoint import CheckpointError
+from trainer.config import ConfigError, one_line
+from trainer.evaluate import Episodes, evaluate, load_checkpoint
+from trainer.metrics import write_json
+
+
+@dataclass
+class Options:
+    """What the command line may set."""
+
+    checkpoint: str = "???"  #: a run folder (its newest checkpoint) or a file
+    episodes: int = 100
+    seed: int = 1_000_000
+    device: str = "cpu"
+    engine: str | None = None  #: another engine than the run's
+    video: bool = False
+
+
+def _parse(arguments: list[str]) -> Options:
+    try:
+        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Options), OmegaConf.from_cli(arguments)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error, known=list(Options.__dataclass_fields__))) from error
+    if not isinstance(options, Options):
+        raise ConfigError("arguments are key=value")
+    if options.episodes < 1:
+        raise ConfigError(f"episodes={options.episodes} must be at least 1")
+    return options
+
+
+def _summary(episodes: Episodes) -> dict[str, Any]:
+    returns = episodes.returns
+    return {
+        "mean": statistics.fmean(returns),
+        "std": statistics.pstdev(returns),
+        "min": min(returns),
+        "max": max(returns),
+        "mean_length": statistics.fmean(episodes.lengths),
+        "returns": returns,
+        "lengths": episodes.lengths,
+    }
+
+
+def _print(name: str, summary: dict[str, Any]) -> None:
+    print(
+        f"{name:14s} return {summary['mean']:.2f} ± {summary['std']:.2f} (min {summary['min']:.2f}, max "
+        f"{summary['max']:.2f}), length {summary['mean_length']:.1f}, {len(summary['returns'])} episodes"
+    )
+
+
+def _film(path: Path, target: Path, seed: int) -> None:
+    """Film in a process of its own: a renderer that crashes or hangs takes nothing with it."""
+    command = [sys.executable, "-m", "trainer.video", str(path), str(target), str(seed)]
+    done = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip() or "no message").splitlines()[-1]
+        raise ConfigError(f"video=true: no film was made: {reason}")
+    print(f"film           {target}")
+
+
+def run(options: Options) -> None:
+    """Evaluate, print and save."""
+    path = Path(options.checkpoint).resolve()
+    config, state = load_checkpoint(path)
+    if options.engine is not None:
+        config.env.engine = options.engine
+    device = resolve_device(options.device)
+    result: dict[str, Any] = {
+        "checkpoint": str(options.checkpoint),
+        "update": state["update"],
+        "env_steps": state["counters"]["env_steps"],
+        "env_id": state["env_id"],
+        "engine": config.env.engine,
+        "seed": options.seed,
+    }
+    print(
+        f"{result['env_id']} on {result['engine']}, after {result['env_steps']} env steps ({result['update']} updates)"
+    )
+    for name, deterministic in (("deterministic", True), ("sampled", False)):
+        result[name] = _summary(evaluate(config, state, options.episodes, options.seed, deterministic, device))
+        _print(name, result[name])
+    folder = path if path.is_dir() else path.parent
+    target = folder / f"evaluation-{state['update']}-{config.env.engine}.json"
+    write_json(target, result)
+    print(f"saved          {target}")
+    if options.video:
+        _film(path, folder / f"episode-{state['update']}.mp4", options.seed)
+
+
+def main() -> None:
+    """Run, or refuse in one line."""
+    try:
+        run(_parse(sys.argv[1:]))
+    except (ConfigError, EnvError, CheckpointError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

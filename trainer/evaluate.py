@@ -1,0 +1,107 @@
+"""Evaluation of a checkpoint: returns of whole episodes, with the actions' mode or sampled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from envs.actions import ActionMap
+from trainer import checkpoint
+from trainer.builder import autocast_dtype, make_env
+from trainer.checkpoint import CheckpointError, load, load_newest
+from trainer.config import Config, from_yaml
+from trainer.normalize import ObservationNormalizer
+from trainer.policy import ActorCritic
+
+
+class Agent(NamedTuple):
+    """What a checkpoint needs to act."""
+
+    policy: ActorCritic
+    normalizer: ObservationNormalizer | None
+    action_map: ActionMap
+
+    @torch.no_grad()
+    def act(self, observations: torch.Tensor, deterministic: bool) -> torch.Tensor:
+        """Actions within the env's bounds for ``[batch, *observation_shape]``."""
+        if self.normalizer is not None:
+            observations = self.normalizer(observations)
+        actions = (
+            self.policy.act_deterministically(observations) if deterministic else self.policy.act(observations).actions
+        )
+        return self.action_map(actions)
+
+
+class Episodes(NamedTuple):
+    """One whole episode per env."""
+
+    returns: list[float]
+    lengths: list[int]
+
+
+def load_checkpoint(path: Path) -> tuple[Config, dict[str, Any]]:
+    """The configuration and state in a checkpoint file, or in the newest whole checkpoint of a run folder.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    if path.is_dir():
+        state = load_newest(path / "checkpoints" if (path / "checkpoints").is_dir() else path, print)
+    else:
+        state = load(path)
+    return from_yaml(state["config"]), state
+
+
+def make_agent(config: Config, state: dict[str, Any], observation_space: Any, action_space: Any, device: Any) -> Agent:
+    """The policy of a checkpoint with its observation normalizer.
+
+    Raises:
+        CheckpointError: the spaces or networks do not fit; names the tensor.
+    """
+    policy = ActorCritic(observation_space, action_space, config.policy, autocast_dtype(config)).to(device)
+    checkpoint.load_module(policy, state["modules"]["policy"], "policy")
+    normalizer = None
+    if config.normalize.observations:
+        normalizer = ObservationNormalizer(observation_space.shape or (), config.normalize.observation_clip, device)
+        checkpoint.load_module(normalizer, state["modules"]["observation_normalizer"], "observation_normalizer")
+    return Agent(policy, normalizer, ActionMap(action_space, config.env.action_map))
+
+
+def evaluate(
+    config: Config, state: dict[str, Any], episodes: int, seed: int, deterministic: bool, device: torch.device
+) -> Episodes:
+    """Play one whole episode in each of ``episodes`` envs; every env counts once, so that short episodes are not
+    favoured.
+
+    Args:
+        config: of the run; its ``env`` says what is played, on which engine.
+        state: a checkpoint's content.
+        episodes: how many.
+        seed: of the envs and of sampled actions; other than the run's, or the same starts are played again.
+        deterministic: the mode of the action distribution instead of a sample.
+        device: where.
+    """
+    torch.manual_seed(seed)
+    if config.env.engine == "envpool":
+        config.env.pools = 1
+    env = make_env(config.env, episodes, device, seed)
+    try:
+        agent = make_agent(config, state, env.single_observation_space, env.single_action_space, device)
+        observations = env.reset()
+        returns = torch.zeros(episodes, dtype=torch.float64, device=device)
+        lengths = torch.zeros(episodes, dtype=torch.int64, device=device)
+        playing = torch.ones(episodes, dtype=torch.bool, device=device)
+        while playing.any():
+            step = env.step(agent.act(observations, deterministic))
+            returns += torch.where(playing, step.rewards.double(), 0.0)
+            lengths += playing
+            playing = playing & ~(step.terminated | step.truncated)
+            observations = step.observations
+        return Episodes(returns.tolist(), lengths.tolist())
+    finally:
+        env.close()
+
+
+__all__ = ["Agent", "CheckpointError", "Episodes", "evaluate", "load_checkpoint", "make_agent"]
