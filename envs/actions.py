@@ -2,13 +2,84 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete, Space
+from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 from torch import Tensor
 
 from envs.base import EnvError
+
+Mode = Literal["clip", "rescale", "squash", "none"]
+_NARROWEST, _WIDEST = 1e-6, 1e6  # bounds outside are placeholders: EnvPool has 2e-308 .. 2e308 (VizDoom), +-1e10 (LQR)
+
+
+class ActionMap:
+    """Maps raw policy actions to the engine's; the log-probability that PPO stores is the raw action's.
+
+    With ``l``, ``h`` the bounds of a dimension and ``a`` the raw action:
+
+        clip      min(max(a, l), h)
+        rescale   l + (h - l) (min(max(a, -1), 1) + 1) / 2
+        squash    l + (h - l) (tanh(a) + 1) / 2
+        none      a
+
+    A dimension without usable bounds (not finite, ``l >= h``, or placeholders) passes unchanged, and `notice` says so.
+    ``Discrete`` takes indices from 0 and adds the space's ``start``. Bounds move to the actions' device at the first
+    call, so a CUDA graph may capture later ones.
+
+    Args:
+        space: the env's single action space, ``Box`` or ``Discrete``.
+        mode: ``clip``, ``rescale``, ``squash`` or ``none``; it does not matter to ``Discrete``.
+
+    Raises:
+        EnvError: unknown mode.
+    """
+
+    notice: str  #: one line on dimensions without usable bounds, or empty
+
+    def __init__(self, space: Space, mode: Mode = "clip") -> None:
+        if mode not in get_args(Mode):
+            raise EnvError(f"env.action_map={mode} is unknown: {', '.join(get_args(Mode))}")
+        self.notice = ""
+        self._mode = mode
+        self._start = int(space.start) if isinstance(space, Discrete) else None
+        if isinstance(space, Box) and mode != "none":
+            usable = _has_usable_bounds(space)
+            if not usable.all():
+                unusable = ", ".join(map(str, np.flatnonzero(~usable)))
+                self.notice = f"env.action_map={mode}: action dimensions {unusable} have no usable bounds, passed as is"
+            self._bounded = torch.from_numpy(usable)
+            self._low, self._high = (
+                torch.from_numpy(np.where(usable, bound, 0).astype(np.float32)) for bound in (space.low, space.high)
+            )
+
+    def __call__(self, actions: Tensor) -> Tensor:
+        """Return the engine's actions for raw ``actions`` ``[n, *shape]`` as float32, or ``[n]`` int64 if discrete."""
+        if self._start is not None:
+            return actions + self._start if self._start else actions
+        actions = actions.float()
+        if self._mode == "none":
+            return actions
+        if self._low.device != actions.device:
+            self._bounded, self._low, self._high = (
+                bound.to(actions.device) for bound in (self._bounded, self._low, self._high)
+            )
+        return torch.where(self._bounded, self._into_bounds(actions), actions)
+
+    def _into_bounds(self, actions: Tensor) -> Tensor:
+        if self._mode == "clip":
+            return torch.clamp(actions, self._low, self._high)
+        unit = actions.tanh() if self._mode == "squash" else actions.clamp(-1, 1)
+        return torch.lerp(self._low, self._high, (unit + 1) / 2)
+
+
+def _has_usable_bounds(space: Box) -> NDArray:
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return (high - low > _NARROWEST) & (np.maximum(abs(low), abs(high)) < _WIDEST)
 
 
 def check_layout(actions: Tensor, space: Space, num_envs: int) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 import queue
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import envpool
@@ -41,7 +43,7 @@ class EnvPoolVecEnv(VecEnv):
         rank: this process among ``world_size``.
         world_size: processes of the run, each with ``num_envs`` envs.
         pools: contiguous groups of envs that step apart; their sizes differ by at most one.
-        num_threads: C++ threads per pool; 0 takes every core that this process may use.
+        num_threads: C++ threads per pool; 0 shares the cores that this process may use among pools and local ranks.
         timeout: seconds to wait for one step of a pool before the env counts as stuck.
         **options: passed to EnvPool, e.g. ``max_episode_steps`` or Atari's ``stack_num``.
 
@@ -77,12 +79,13 @@ class EnvPoolVecEnv(VecEnv):
         bounds = [num_envs * pool // pools for pool in range(pools + 1)]
         self.pools = tuple(slice(*ends) for ends in itertools.pairwise(bounds))
         self._seeds = {"seed": seed, "rank": rank, "world_size": world_size}
-        self._num_threads = num_threads or max(1, usable_cores() // local_ranks())
+        self._num_threads = num_threads or math.ceil(usable_cores() / (local_ranks() * pools))
         self._timeout = timeout
         self._options = options
         spec = _make_spec(id, options)
-        self.single_observation_space = _observation_space(id, spec.gymnasium_observation_space)
-        self.single_action_space = _action_space(id, spec.gymnasium_action_space)
+        with _quiet_spaces():
+            self.single_observation_space = _observation_space(id, spec.gymnasium_observation_space)
+            self.single_action_space = _action_space(id, spec.gymnasium_action_space)
         self._workers = self._start_workers(epoch=0)
         self._rings = self._make_rings() if self.device.type == "cuda" else None
 
@@ -191,7 +194,9 @@ class _PoolWorker:
         self._num_envs = columns.stop - columns.start
         self._timeout = timeout
         self._busy = False
-        self._pool = envpool.make_gymnasium(id, num_envs=self._num_envs, **options)
+        with _quiet_spaces():
+            self._pool = envpool.make_gymnasium(id, num_envs=self._num_envs, **options)
+            _ = self._pool.observation_space  # EnvPool builds it on first use: here, not in the thread
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         args = (self._pool, self._requests, self._replies)
@@ -255,7 +260,7 @@ def _in_env_order(
 
 
 def _make_spec(id: str, options: dict[str, Any]) -> Any:
-    """EnvPool's description of the env, made without starting one."""
+    """EnvPool's description of the env, made without starting one; options are checked against what it declares."""
     try:
         spec = envpool.make_spec(id)
         known = set(spec.config._fields) - _OWN_OPTIONS
@@ -263,11 +268,17 @@ def _make_spec(id: str, options: dict[str, Any]) -> Any:
             closest = difflib.get_close_matches(key, known, n=3)
             hint = f"; closest: {', '.join(closest)}" if closest else ""
             raise EnvError(f"env.options.{key}: {id} has no such option{hint}")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*precision lowered.*")
-            return envpool.make_spec(id, **options)
+        return envpool.make_spec(id, **options)
     except (ImportError, AssertionError, TypeError) as error:
         raise EnvError(f"env.id={id}: EnvPool cannot make it: {error}") from error
+
+
+@contextmanager
+def _quiet_spaces() -> Iterator[None]:
+    """Drop Gymnasium's warnings that float64 bounds were rounded to the float32 that the env declares."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+        yield
 
 
 def _observation_space(id: str, space: Any) -> Box:

@@ -1,0 +1,158 @@
+"""Raw env steps per second with random actions: no policy, no update, valid steps only.
+
+Example:
+    python scripts/bench_env.py --env Ant --num-envs 1024 4096 --pools 1 2 --num-threads 0 1 2
+
+Each row runs in a process of its own. The pools take turns; `--policy-ms` sleeps between a pool's recv and its next
+send, as long as a policy on an accelerator would take for it, which shows what several pools are good for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from provenance import append_rows, format_table, provenance
+
+import envs
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "envs.csv"
+PACKAGES = {"envpool": ("envpool",), "mujoco_warp": ("mujoco-warp", "warp-lang"), "torch": ()}
+ACTION_BATCHES = 8  # precomputed and reused in turn, so that drawing them costs nothing
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row to measure; ``options`` go to the engine as they are."""
+
+    env: str
+    engine: str
+    num_envs: int
+    device: str
+    seconds: float
+    windows: int
+    policy_ms: float
+    options: dict[str, Any]
+
+
+def random_actions(space: gymnasium.Space[Any], num_envs: int, device: torch.device) -> list[torch.Tensor]:
+    """`ACTION_BATCHES` batches ``[num_envs, *shape]``, uniform in the space or, where unbounded, standard normal."""
+    space.seed(0)
+    dtype = torch.int64 if isinstance(space, gymnasium.spaces.Discrete) else torch.float32
+    samples = np.array([[space.sample() for _ in range(num_envs)] for _ in range(ACTION_BATCHES)])
+    return list(torch.from_numpy(samples).to(device, dtype))
+
+
+def measure(case: Case) -> dict[str, str | int | float]:
+    """Build the env, step it for ``windows`` windows after one of warm-up, and return the row."""
+    started = time.perf_counter()
+    env = envs.make(case.env, case.engine, case.num_envs, device=case.device, **case.options)
+    env.reset()
+    start_seconds = time.perf_counter() - started
+    actions = random_actions(env.single_action_space, case.num_envs, env.device)
+    batches = itertools.cycle([[batch[columns] for columns in env.pools] for batch in actions])
+    for pool, batch in enumerate(next(batches)):
+        env.send(pool, batch)
+    rates = [steps_per_second(env, batches, case) for _ in range(case.windows + 1)][1:]
+    resident = resident_mib()
+    env.close()
+    p20, p50, p80 = (float(np.quantile(rates, q)) for q in (0.2, 0.5, 0.8))
+    return {
+        "engine": case.engine,
+        "env": env.id,
+        "num_envs": case.num_envs,
+        "pools": len(env.pools),
+        "options": json.dumps(case.options),
+        "device": str(env.device),
+        "policy_ms": case.policy_ms,
+        "steps_per_second": round(p50),
+        "p20": round(p20),
+        "p80": round(p80),
+        "start_seconds": round(start_seconds, 2),
+        "rss_mib": round(resident),
+    }
+
+
+def steps_per_second(env: envs.VecEnv, batches: Any, case: Case) -> float:
+    """Valid steps per second of one window; every pool has a step under way at its start and at its end."""
+    valid_steps = torch.zeros((), dtype=torch.int64, device=env.device)
+    started = time.perf_counter()
+    while time.perf_counter() - started < case.seconds:
+        for pool, batch in enumerate(next(batches)):
+            valid_steps += env.recv(pool).valid.sum()
+            if case.policy_ms:
+                time.sleep(case.policy_ms / 1e3)
+            env.send(pool, batch)
+    return valid_steps.item() / (time.perf_counter() - started)
+
+
+def resident_mib() -> float:
+    """Resident memory of this process, MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line; lists multiply."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", nargs="+", default=["Ant"], help="names or exact ids")
+    parser.add_argument("--engine", default="envpool", choices=list(envs.ENGINES))
+    parser.add_argument("--num-envs", nargs="+", type=int, default=[1024])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--pools", nargs="+", type=int, help="envpool only")
+    parser.add_argument("--num-threads", nargs="+", type=int, help="envpool only: threads per pool, 0 is automatic")
+    parser.add_argument("--option", nargs="*", default=[], metavar="KEY=JSON", help="further options of the engine")
+    parser.add_argument("--policy-ms", nargs="+", type=float, default=[0.0], help="pause per pool and step")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a window")
+    parser.add_argument("--windows", type=int, default=5)
+    parser.add_argument("--no-save", action="store_true", help=f"print only; do not append to {RESULTS.name}")
+    return parser.parse_args()
+
+
+def cases(arguments: argparse.Namespace) -> list[Case]:
+    """The product of all lists given on the command line."""
+    fixed = {key: json.loads(value) for key, _, value in (option.partition("=") for option in arguments.option)}
+    swept = {"pools": arguments.pools, "num_threads": arguments.num_threads}
+    swept = {key: values for key, values in swept.items() if values}
+    return [
+        Case(
+            env,
+            arguments.engine,
+            num_envs,
+            arguments.device,
+            arguments.seconds,
+            arguments.windows,
+            policy_ms,
+            {**dict(zip(swept, values, strict=True)), **fixed},
+        )
+        for env in arguments.env
+        for num_envs in arguments.num_envs
+        for policy_ms in arguments.policy_ms
+        for values in itertools.product(*swept.values())
+    ]
+
+
+def main() -> None:
+    """Measure every case, print the table and append it to the results."""
+    arguments = parse_arguments()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as executor:
+        rows = list(executor.map(measure, cases(arguments)))
+    print(format_table(rows, rows[0]))
+    if not arguments.no_save:
+        source = provenance(PACKAGES[arguments.engine])
+        append_rows(RESULTS, [{**row, **source} for row in rows])
+
+
+if __name__ == "__main__":
+    main()
