@@ -49,6 +49,8 @@ class Task:
     def __post_init__(self) -> None:
         if len(self.start_low) != len(self.start_high):
             raise EnvError(f"start_low={self.start_low} and start_high={self.start_high}: they must be equally long")
+        if not isinstance(self.action_space, spaces.Box | spaces.Discrete):
+            raise EnvError(f"action_space={self.action_space}: it must be a Box or Discrete")
         if self.max_episode_steps < 1:
             raise EnvError(f"max_episode_steps={self.max_episode_steps}: it must be at least 1")
 

@@ -72,7 +72,7 @@ class VectorView(VectorEnv):
 
     def _out(self, tensor: Tensor) -> Tensor | np.ndarray:
         """A copy, because engines reuse their memory."""
-        return tensor.clone() if self._output == "torch" else np.array(tensor.cpu())
+        return tensor.clone() if self._output == "torch" else tensor.cpu().numpy().copy()
 
 
 def as_gymnasium(env: VecEnv, output: Literal["numpy", "torch"] = "numpy") -> VectorView:

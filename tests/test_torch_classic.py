@@ -1,7 +1,9 @@
 """The torch engine against Gymnasium, the transition contract and itself."""
 
+import functools
 import math
 import warnings
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -29,7 +31,7 @@ def make(id: str, num_envs: int, **options) -> TorchVecEnv:
     return TorchVecEnv(id, num_envs, device="cpu", **options)
 
 
-def gymnasium_env(id: str, **options) -> gymnasium.Env:
+def gymnasium_env(id: str, **options) -> Any:
     env = gymnasium.make(id, disable_env_checker=True, **options)
     env.reset(seed=0)
     return env
@@ -40,7 +42,7 @@ def random_actions(env: TorchVecEnv, generator: torch.Generator, steps: int = 1)
     space = env.single_action_space
     if isinstance(space, gymnasium.spaces.Discrete):
         return torch.randint(0, int(space.n), (steps, env.num_envs), generator=generator)
-    return 3 * torch.rand(steps, env.num_envs, *space.shape, generator=generator) - 1.5
+    return 3 * torch.rand(steps, env.num_envs, *(space.shape or ()), generator=generator) - 1.5
 
 
 def states(env: TorchVecEnv) -> np.ndarray:
@@ -56,7 +58,7 @@ def with_states(env: TorchVecEnv, values: np.ndarray, elapsed: int = 0) -> Tenso
     return env.load_state_dict(saved | {"elapsed": torch.full_like(saved["elapsed"], elapsed)})
 
 
-def gymnasium_step(env: gymnasium.Env, state: np.ndarray, action: Tensor):
+def gymnasium_step(env: Any, state: np.ndarray, action: Tensor):
     """One step from ``state``, with continuous actions in float64 lest numpy rounds the arithmetic to float32."""
     env.unwrapped.state = state.copy()
     observation, reward, terminated, truncated, _ = env.step(
@@ -85,16 +87,17 @@ def assert_same(first: StepResult, second: StepResult) -> None:
 @pytest.mark.parametrize("id", TASKS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_spaces_equal_gymnasium(id: str, dtype: str) -> None:
-    env, reference = make(id, 1, dtype=dtype), gymnasium.make(id)
+    env, reference = make(id, 1, dtype=dtype), gymnasium_env(id)
+    space: Any = env.single_observation_space
     assert env.single_action_space == reference.action_space
-    np.testing.assert_array_equal(env.single_observation_space.low, reference.observation_space.low)
-    np.testing.assert_array_equal(env.single_observation_space.high, reference.observation_space.high)
-    assert env.single_observation_space.dtype == env.reset().numpy().dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(space.low, reference.observation_space.low)
+    np.testing.assert_array_equal(space.high, reference.observation_space.high)
+    assert space.dtype == env.reset().numpy().dtype == np.dtype(dtype)
 
 
 @pytest.mark.parametrize("id", TASKS)
 def test_one_step_from_anywhere_equals_gymnasium(id: str) -> None:
-    count, generator = 400, torch.Generator().manual_seed(3)
+    count, generator = 2000, torch.Generator().manual_seed(3)
     env, reference = make(id, count, dtype="float64"), gymnasium_env(id, max_episode_steps=10**6)
     env.reset()
     start = np.random.default_rng(5).uniform(-1, 1, (count, len(STATE_RANGES[id]))) * STATE_RANGES[id]
@@ -133,7 +136,7 @@ def test_long_trajectories_equal_gymnasium_step_for_step_with_filler_after_every
 
 @pytest.mark.parametrize("id", TASKS)
 def test_the_default_time_limit_is_gymnasiums(id: str) -> None:
-    limit = gymnasium.spec(id).max_episode_steps
+    limit = gymnasium_env(id).spec.max_episode_steps
     env = make(id, 1)
     env.reset()
     with_states(env, states(env), elapsed=limit - 2)
@@ -216,11 +219,11 @@ def test_starts_are_uniform_in_gymnasiums_box_over_envs_and_over_episodes(num_en
     for _ in range(resets):
         env.reset()
         draws.append(states(env))
-    fractions = np.concatenate(draws) / [2 * math.pi, 2.0] + 0.5
+    fractions: np.ndarray = np.concatenate(draws) / [2 * math.pi, 2.0] + 0.5
     count = len(fractions)
     distance = np.abs(np.sort(fractions, axis=0) - (np.arange(count)[:, None] + 0.5) / count).max()
     assert distance < 1.95 / math.sqrt(count)  # Kolmogorov-Smirnov, level 0.001
-    assert abs(np.corrcoef(fractions.T)[0, 1]) < 4 / math.sqrt(count)
+    assert abs(np.corrcoef(fractions[:, 0], fractions[:, 1])[0, 1]) < 4 / math.sqrt(count)
 
 
 def test_the_generator_is_splitmix64() -> None:
@@ -244,8 +247,7 @@ def test_a_restored_state_continues_bit_for_bit(id: str) -> None:
     env, generator = make(id, 5, seed=3, max_episode_steps=11), torch.Generator().manual_seed(0)
     env.reset()
     before, after = random_actions(env, generator, 17), random_actions(env, generator, 40)
-    for actions in before:
-        last = env.step(actions)
+    last = [env.step(actions) for actions in before][-1]
     saved = env.state_dict()
     straight = [env.step(actions) for actions in after]
 
@@ -361,6 +363,17 @@ def test_the_compiled_step_equals_the_eager_one() -> None:
     for actions in random_actions(env, torch.Generator().manual_seed(2), steps=13):
         expected, result = env.step(actions), compiled.step(actions)
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_many_compiled_envs_live_in_one_process_without_recompiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    one_each = torch._dynamo.config.patch(recompile_limit=1)
+    with one_each, warnings.catch_warnings(action="error", category=RuntimeWarning):
+        envs = [make("MountainCar-v0", num_envs, compile=True) for num_envs in (1, 2, 3)]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for env in envs:
+            env.reset()
+            assert env.step(torch.zeros(env.num_envs, dtype=torch.int64)).valid.all()
 
 
 def test_without_a_compiler_a_warning_says_so_and_the_env_steps_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:

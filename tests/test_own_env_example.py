@@ -1,0 +1,63 @@
+"""The code of docs/own_env.md, run as it stands."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from gymnasium.spaces import MultiDiscrete
+
+import envs
+from envs.base import EnvError
+from envs.torch_tasks import TASKS, Task, register_task
+
+PAGE = Path(__file__).parents[1] / "docs" / "own_env.md"
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[dict[str, Any]]:
+    """What the page's code defines; its registrations are undone afterwards."""
+    names: dict[str, Any] = {}
+    with patch.dict(TASKS), patch.dict(envs.ENGINES):
+        for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+            exec(block, names)
+        yield names
+
+
+def test_the_examples_policy_reaches_its_goals(example: dict[str, Any]) -> None:
+    env, observations = example["env"], example["observations"]
+    arrived = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+    for _ in range(200):
+        observations, _, terminated, truncated, _ = env.step(observations[:, :2] - 2 * observations[:, 2:])
+        arrived |= terminated & ~truncated
+    assert arrived.float().mean() > 0.99
+    assert env.counters() == {"faulty_steps": 0}
+
+
+def test_the_example_starts_at_rest_with_a_new_goal_in_every_episode(example: dict[str, Any]) -> None:
+    env = example["same"]
+    first, second = env.reset(), env.reset()
+    assert env.id == "Reach-v0"
+    assert torch.equal(first[:, 2:], torch.zeros(4, 2))
+    assert not torch.isclose(first[:, :2], second[:, :2]).any()
+
+
+def test_the_example_is_about_fifty_lines_long() -> None:
+    block = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    assert len(block.splitlines()) <= 60
+
+
+def test_a_taken_id_is_refused() -> None:
+    with pytest.raises(EnvError, match="CartPole-v1"):
+        register_task("CartPole-v1", TASKS["CartPole-v1"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"start_high": (1.0,)}, {"max_episode_steps": 0}, {"action_space": MultiDiscrete([2, 2])}]
+)
+def test_a_task_that_contradicts_itself_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(EnvError, match=next(iter(wrong))):
+        Task(**(vars(TASKS["Pendulum-v1"]) | wrong))
