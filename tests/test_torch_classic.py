@@ -1,8 +1,6 @@
-"""The torch engine against Gymnasium, the transition contract and itself."""
+"""The torch engine against Gymnasium, the transition contract and wrong use."""
 
-import functools
 import math
-import warnings
 from typing import Any
 
 import gymnasium
@@ -10,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch_envs import TASKS, assert_same, make, random_actions, states
 
 from envs.base import EnvError, StepResult
-from envs.counter_rng import stream_key, uniform
 from envs.torch_classic import TorchVecEnv
 
-TASKS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0")
 FLOAT32_ROUNDING = 2.0**-24
 # wider than any task's own range, so that clips, walls, wraps and ends all occur
 STATE_RANGES = {
@@ -27,28 +24,10 @@ STATE_RANGES = {
 }
 
 
-def make(id: str, num_envs: int, **options) -> TorchVecEnv:
-    return TorchVecEnv(id, num_envs, device="cpu", **options)
-
-
 def gymnasium_env(id: str, **options) -> Any:
     env = gymnasium.make(id, disable_env_checker=True, **options)
     env.reset(seed=0)
     return env
-
-
-def random_actions(env: TorchVecEnv, generator: torch.Generator, steps: int = 1) -> Tensor:
-    """Actions ``[steps, num_envs, *shape]``, the continuous ones beyond the bounds."""
-    space = env.single_action_space
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return torch.randint(0, int(space.n), (steps, env.num_envs), generator=generator)
-    return 3 * torch.rand(steps, env.num_envs, *(space.shape or ()), generator=generator) - 1.5
-
-
-def states(env: TorchVecEnv) -> np.ndarray:
-    """The task's variables ``[num_envs, D]``."""
-    saved = env.state_dict()
-    return torch.stack([value for name, value in saved.items() if name.startswith("state.")], dim=1).numpy()
 
 
 def with_states(env: TorchVecEnv, values: np.ndarray, elapsed: int = 0) -> Tensor:
@@ -77,11 +56,6 @@ def assert_row_equal(id: str, state: np.ndarray, result: StepResult, row: int, e
     assert float(result.rewards[row]) == pytest.approx(reward, rel=0, abs=1e-12)
     assert bool(result.terminated[row]) == terminated
     assert bool(result.truncated[row]) == (truncated and not terminated)
-
-
-def assert_same(first: StepResult, second: StepResult) -> None:
-    for name, a, b in zip(StepResult._fields, first, second, strict=True):
-        assert torch.equal(a, b), name
 
 
 @pytest.mark.parametrize("id", TASKS)
@@ -183,91 +157,6 @@ def test_float32_stays_within_rounding_of_float64(id: str) -> None:
     )
 
 
-def starts(seed: int, rank: int = 0, epoch: int = 0, num_envs: int = 4, resets: int = 3) -> Tensor:
-    """First observations ``[resets * num_envs, 4]``."""
-    env = make("CartPole-v1", num_envs, seed=seed, rank=rank, world_size=4)
-    env.reseed(epoch)
-    return torch.cat([env.reset() for _ in range(resets)])
-
-
-def test_starts_are_a_function_of_seed_rank_and_epoch() -> None:
-    assert torch.equal(starts(5, 1, 2), starts(5, 1, 2))
-
-
-def test_no_start_is_shared_between_envs_episodes_ranks_seeds_and_epochs() -> None:
-    every = [starts(seed, rank, epoch) for seed in (0, 1, 43, 2**32, 2**80) for rank in range(4) for epoch in (0, 1, 7)]
-    values = torch.cat(every).flatten()
-    assert len(values.unique()) > 0.999 * len(values)  # float32 holds few enough numbers that a pair may meet
-    assert len(torch.cat(every).unique(dim=0)) == len(torch.cat(every))
-
-
-def test_starts_do_not_depend_on_the_number_of_envs_or_on_the_actions() -> None:
-    assert torch.equal(starts(1, num_envs=3, resets=1), starts(1, num_envs=7, resets=1)[:3])
-    episodes = []
-    for action in (0, 1):
-        env = make("CartPole-v1", 1, seed=9)
-        env.reset()
-        rows = [env.step(torch.tensor([action])) for _ in range(60)]
-        episodes.append(torch.stack([row.observations[0] for row in rows if not row.valid][:3]))
-    assert torch.equal(*episodes)
-
-
-@pytest.mark.parametrize("num_envs, resets", [(20000, 1), (20, 1000)])
-def test_starts_are_uniform_in_gymnasiums_box_over_envs_and_over_episodes(num_envs: int, resets: int) -> None:
-    env = make("Pendulum-v1", num_envs, seed=2)
-    draws = []
-    for _ in range(resets):
-        env.reset()
-        draws.append(states(env))
-    fractions: np.ndarray = np.concatenate(draws) / [2 * math.pi, 2.0] + 0.5
-    count = len(fractions)
-    distance = np.abs(np.sort(fractions, axis=0) - (np.arange(count)[:, None] + 0.5) / count).max()
-    assert distance < 1.95 / math.sqrt(count)  # Kolmogorov-Smirnov, level 0.001
-    assert abs(np.corrcoef(fractions[:, 0], fractions[:, 1])[0, 1]) < 4 / math.sqrt(count)
-
-
-def test_the_generator_is_splitmix64() -> None:
-    def mix(word: int) -> int:
-        word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
-        return word ^ word >> 31
-
-    key = stream_key(7, rank=1, epoch=2)
-    first, second = (int(word) % 2**64 for word in key)
-    numbers = uniform(key, torch.tensor([0, 70000]), torch.tensor([1, 2**31 + 5]), torch.arange(3))
-    for column, (env, episode) in enumerate([(0, 1), (70000, 2**31 + 5)]):
-        for lane in range(3):
-            stream = mix((first + (env << 32) + episode) % 2**64)
-            word = mix((stream + lane * 0x9E3779B97F4A7C15) % 2**64 ^ second)
-            assert float(numbers[lane, column]) == (word >> 11) * 2.0**-53
-
-
-@pytest.mark.parametrize("id", TASKS)
-def test_a_restored_state_continues_bit_for_bit(id: str) -> None:
-    env, generator = make(id, 5, seed=3, max_episode_steps=11), torch.Generator().manual_seed(0)
-    env.reset()
-    before, after = random_actions(env, generator, 17), random_actions(env, generator, 40)
-    last = [env.step(actions) for actions in before][-1]
-    saved = env.state_dict()
-    straight = [env.step(actions) for actions in after]
-
-    restored = make(id, 5, seed=8, max_episode_steps=11)
-    assert torch.equal(restored.load_state_dict(saved), last.observations)
-    for actions, expected in zip(after, straight, strict=True):
-        assert_same(restored.step(actions), expected)
-
-
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
-    env = make("CartPole-v1", 3)
-    env.reset()
-    saved = env.state_dict()
-    missing = {name: value for name, value in saved.items() if name != "key"}
-    for wrong in (make("CartPole-v1", 2).state_dict(), missing, saved | {"elapsed": saved["elapsed"].long()}):
-        with pytest.raises(EnvError, match="expected"):
-            env.load_state_dict(wrong)
-    assert all(torch.equal(value, saved[name]) for name, value in env.state_dict().items())
-
-
 @pytest.mark.parametrize(
     "id, actions, faulty",
     [
@@ -329,6 +218,15 @@ def test_impossible_options_are_refused_by_name(options: dict, message: str) -> 
         TorchVecEnv(**({"id": "CartPole-v1", "num_envs": 2, "device": "cpu"} | options))
 
 
+def test_envs_that_do_not_fit_into_memory_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "zeros", full)
+    with pytest.raises(EnvError, match="num_envs=3: Pendulum-v1 does not fit"):
+        make("Pendulum-v1", 3)
+
+
 def test_calls_out_of_order_are_refused() -> None:
     env, actions = make("CartPole-v1", 2), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(EnvError, match="before its first reset"):
@@ -354,77 +252,3 @@ def test_actions_that_carry_gradients_or_strides_step_alike() -> None:
     with torch.inference_mode():
         assert_same(other.step(wide[:, :1].clone()), result)
     assert_same(other.step(wide[:, :1]), env.step(wide[:, :1]))
-
-
-def test_the_compiled_step_equals_the_eager_one() -> None:
-    env = make("Pendulum-v1", 33, max_episode_steps=5, seed=6)
-    compiled = make("Pendulum-v1", 33, max_episode_steps=5, seed=6, compile=True)
-    assert torch.equal(env.reset(), compiled.reset())
-    for actions in random_actions(env, torch.Generator().manual_seed(2), steps=13):
-        expected, result = env.step(actions), compiled.step(actions)
-        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_many_compiled_envs_live_in_one_process_without_recompiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    one_each = torch._dynamo.config.patch(recompile_limit=1)
-    with one_each, warnings.catch_warnings(action="error", category=RuntimeWarning):
-        envs = [make("MountainCar-v0", num_envs, compile=True) for num_envs in (1, 2, 3)]
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for env in envs:
-            env.reset()
-            assert env.step(torch.zeros(env.num_envs, dtype=torch.int64)).valid.all()
-
-
-def test_without_a_compiler_a_warning_says_so_and_the_env_steps_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments, **options):
-        raise RuntimeError("no working compiler was found\ndetails")
-
-    monkeypatch.setattr(torch, "compile", lambda step, **options: broken)
-    with pytest.warns(RuntimeWarning, match="CartPole-v1 steps eagerly, .*no working compiler was found$"):
-        env = make("CartPole-v1", 2, compile=True)
-    env.reset()
-    with warnings.catch_warnings(action="error"):
-        assert env.step(torch.zeros(2, dtype=torch.int64)).valid.all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("id", TASKS)
-def test_a_captured_step_replays_new_starts_and_follows_a_reseed(id: str) -> None:
-    options = {"seed": 1, "max_episode_steps": 3, "dtype": torch.float64}
-    eager = TorchVecEnv(id, 65, device="cuda", compile=False, **options)
-    env = TorchVecEnv(id, 65, device="cuda", **options)
-    host = torch.Generator().manual_seed(0)
-    static = random_actions(env, host)[0].cuda()
-    eager.reset()
-    env.reset()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = env.step(static)
-    fillers = []
-    for step, actions in enumerate(random_actions(env, host, steps=24)):
-        if step == 12:
-            for each in (eager, env):
-                each.reseed(5)
-                each.reset()
-        static.copy_(actions)
-        graph.replay()
-        expected = eager.step(actions.cuda())
-        torch.testing.assert_close(tuple(captured), tuple(expected), rtol=1e-9, atol=1e-9)
-        fillers += [captured.observations[0].clone()] if not captured.valid[0] else []
-    assert len(torch.stack(fillers).unique(dim=0)) == len(fillers) >= 4
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("id", TASKS)
-def test_a_step_never_synchronizes_with_the_host_and_equals_the_cpu(id: str) -> None:
-    env, reference = TorchVecEnv(id, 65, device="cuda", dtype="float64"), make(id, 65, dtype="float64")
-    torch.testing.assert_close(env.reset().cpu(), reference.reset(), rtol=1e-12, atol=1e-12)
-    actions = random_actions(reference, torch.Generator().manual_seed(0))[0]
-    on_device = actions.cuda()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        result = env.step(on_device)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.testing.assert_close(tuple(x.cpu() for x in result), tuple(reference.step(actions)), rtol=1e-9, atol=1e-9)
