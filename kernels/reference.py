@@ -197,7 +197,7 @@ def retrace_categorical(
     window = _window(rewards, terminated, truncated, valid, gamma)
     q, log_probs = _float64(q_values), _float64(target_log_probs)
     probs = np.exp(log_probs)
-    expected_q = np.sum(probs * q, axis=-1, where=probs > 0)
+    expected_q = (probs * np.where(probs > 0, q, 0.0)).sum(axis=-1)
     taken = np.where(window.valid, actions.cpu().numpy(), 0)[..., None]
     q_taken = np.take_along_axis(q, taken, axis=-1)[..., 0]
     log_rhos = np.take_along_axis(log_probs, taken, axis=-1)[..., 0] - _float64(behaviour_log_probs)
