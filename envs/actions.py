@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, Space
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from envs.base import EnvError
 
-Mode = Literal["clip", "rescale", "squash", "none"]
+MODES = ("clip", "rescale", "squash", "none")
 _NARROWEST, _WIDEST = 1e-6, 1e6  # bounds outside are placeholders: EnvPool has 2e-308 .. 2e308 (VizDoom), +-1e10 (LQR)
 
 
@@ -40,9 +38,9 @@ class ActionMap:
 
     notice: str  #: one line on dimensions without usable bounds, or empty
 
-    def __init__(self, space: Space, mode: Mode = "clip") -> None:
-        if mode not in get_args(Mode):
-            raise EnvError(f"env.action_map={mode} is unknown: {', '.join(get_args(Mode))}")
+    def __init__(self, space: Space, mode: str = "clip") -> None:
+        if mode not in MODES:
+            raise EnvError(f"env.action_map={mode} is unknown: {', '.join(MODES)}")
         self.notice = ""
         self._mode = mode
         self._start = int(space.start) if isinstance(space, Discrete) else None
@@ -109,5 +107,8 @@ def check_values(actions: NDArray, space: Space, first_env: int) -> None:
         rule = "every value must be finite"
     if not legal.all():
         row = int(np.argmin(legal.reshape(len(actions), -1).all(axis=1)))
-        value = np.array2string(actions[row], separator=", ", precision=4, threshold=6)
-        raise EnvError(f"env {first_env + row} got action {value}: {rule}")
+        raise EnvError(f"env {first_env + row} got action {_in_one_line(actions[row])}: {rule}")
+
+
+def _in_one_line(action: NDArray) -> str:
+    return np.array2string(action, separator=", ", formatter={"float_kind": "{:.4g}".format}, max_line_width=10**6)

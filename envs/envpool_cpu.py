@@ -5,23 +5,19 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-import queue
-import threading
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import envpool
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
-from numpy.typing import NDArray
 from torch import Tensor
 
 from envs.actions import check_layout, check_values
 from envs.base import EnvError, StepResult, VecEnv
 from envs.cores import local_ranks, usable_cores
+from envs.envpool_worker import PoolWorker, quiet_spaces
 from envs.seeding import first_seed
 from envs.staging import Field, StagingRing
 
@@ -83,7 +79,7 @@ class EnvPoolVecEnv(VecEnv):
         self._timeout = timeout
         self._options = options
         spec = _make_spec(id, options)
-        with _quiet_spaces():
+        with quiet_spaces():
             self.single_observation_space = _observation_space(id, spec.gymnasium_observation_space)
             self.single_action_space = _action_space(id, spec.gymnasium_action_space)
         self._workers = self._start_workers(epoch=0)
@@ -153,10 +149,10 @@ class EnvPoolVecEnv(VecEnv):
     def _observation_dtype(self) -> torch.dtype:
         return torch.uint8 if self.single_observation_space.dtype == np.uint8 else torch.float32
 
-    def _start_workers(self, epoch: int) -> tuple[_PoolWorker, ...]:
+    def _start_workers(self, epoch: int) -> tuple[PoolWorker, ...]:
         seed = first_seed(self.num_envs, epoch=epoch, **self._seeds)
         return tuple(
-            _PoolWorker(
+            PoolWorker(
                 self.id,
                 columns,
                 self._timeout,
@@ -176,89 +172,6 @@ class EnvPoolVecEnv(VecEnv):
         return rings
 
 
-class _Batch(NamedTuple):
-    """One step of a pool as EnvPool gave it, row ``i`` for env ``i`` of the pool."""
-
-    observations: NDArray
-    rewards: NDArray
-    terminated: NDArray
-    truncated: NDArray
-    elapsed: NDArray
-
-
-class _PoolWorker:
-    """One EnvPool and the daemon thread that waits for it: a wait inside C++ cannot time out, one on a queue can."""
-
-    def __init__(self, id: str, columns: slice, timeout: float, options: dict[str, Any]) -> None:
-        self._name = f"pool of envs {columns.start} .. {columns.stop - 1} of {id}"
-        self._num_envs = columns.stop - columns.start
-        self._timeout = timeout
-        self._busy = False
-        with _quiet_spaces():
-            self._pool = envpool.make_gymnasium(id, num_envs=self._num_envs, **options)
-            _ = self._pool.observation_space  # EnvPool builds it on first use: here, not in the thread
-        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        args = (self._pool, self._requests, self._replies)
-        self._thread = threading.Thread(target=_serve, args=args, name=self._name, daemon=True)
-        self._thread.start()
-
-    def reset(self) -> _Batch:
-        if self._busy:
-            self.recv()
-        self._pool.async_reset()
-        self._expect_reply()
-        return self.recv()
-
-    def send(self, actions: NDArray) -> None:
-        if self._busy:
-            raise EnvError(f"{self._name}: send before the recv of the step under way")
-        self._pool.send(actions)
-        self._expect_reply()
-
-    def recv(self) -> _Batch:
-        if not self._busy:
-            raise EnvError(f"{self._name}: recv without a send")
-        try:
-            reply = self._replies.get(timeout=self._timeout)
-        except queue.Empty:
-            raise EnvError(f"{self._name}: no answer for env.timeout={self._timeout} s, an env is stuck") from None
-        self._busy = False
-        if isinstance(reply, Exception):
-            raise EnvError(f"{self._name}: {type(reply).__name__}: {reply}") from reply
-        return _in_env_order(self._name, self._num_envs, *reply)
-
-    def close(self) -> None:
-        self._requests.put(False)
-        self._thread.join(self._timeout)
-        del self._pool  # EnvPool's own close() frees nothing
-
-    def _expect_reply(self) -> None:
-        self._busy = True
-        self._requests.put(True)
-
-
-def _serve(pool: Any, requests: queue.SimpleQueue[bool], replies: queue.SimpleQueue[Any]) -> None:
-    while requests.get():
-        try:
-            replies.put(pool.recv())
-        except Exception as error:
-            replies.put(error)
-
-
-def _in_env_order(
-    name: str, n: int, observations: NDArray, rewards: NDArray, terminated: NDArray, truncated: NDArray, info: Any
-) -> _Batch:
-    """Rows placed by env id, after a check that each of the ``n`` envs answered once."""
-    fields = (observations, rewards, terminated, truncated, info["elapsed_step"])
-    order = np.argsort(info["env_id"], kind="stable")
-    if any(len(field) != n for field in fields) or not np.array_equal(info["env_id"][order], np.arange(n)):
-        raise EnvError(f"{name}: got rows of envs {info['env_id'].tolist()}, expected each of {n} once")
-    if np.array_equal(order, np.arange(n)):
-        return _Batch(*fields)
-    return _Batch(*(field[order] for field in fields))
-
-
 def _make_spec(id: str, options: dict[str, Any]) -> Any:
     """EnvPool's description of the env, made without starting one; options are checked against what it declares."""
     try:
@@ -271,14 +184,6 @@ def _make_spec(id: str, options: dict[str, Any]) -> Any:
         return envpool.make_spec(id, **options)
     except (ImportError, AssertionError, TypeError) as error:
         raise EnvError(f"env.id={id}: EnvPool cannot make it: {error}") from error
-
-
-@contextmanager
-def _quiet_spaces() -> Iterator[None]:
-    """Drop Gymnasium's warnings that float64 bounds were rounded to the float32 that the env declares."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
-        yield
 
 
 def _observation_space(id: str, space: Any) -> Box:
