@@ -81,4 +81,5 @@ class Categorical(NamedTuple):
     def entropy(self) -> Tensor:
         """``[batch]``: ``-sum_a p log p``; an action of probability 0 contributes 0."""
         log_probs = self.logits.log_softmax(-1)
-        return torch.special.entr(log_probs.exp()).sum(-1)
+        # a probability that underflowed to 0 meets a finite number: 0 * -inf would be NaN, here or in the gradient
+        return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
