@@ -32,12 +32,9 @@ def moments(values: Tensor, valid: Tensor) -> Tensor:
     count = mask.sum(dtype=torch.float64)
     selected = torch.where(mask[:, None], rows, torch.zeros((), dtype=rows.dtype, device=rows.device))
     mean = selected.sum(0, dtype=torch.float64) / count.clamp(min=1.0)
-    # deviations from the mean as float32 holds it, mended afterwards by what that rounding left out
-    center = mean.float()
-    deviations = torch.where(mask[:, None], rows.float() - center, 0.0)
-    remainder = mean - center.double()
-    m2 = deviations.square().sum(0, dtype=torch.float64) - count * remainder.square()
-    stacked = torch.stack([count.expand_as(mean), mean, m2.clamp(min=0.0)])
+    # float64 also because the square of a finite float32 may not be finite
+    m2 = torch.where(mask[:, None], rows.double() - mean, 0.0).square().sum(0)
+    stacked = torch.stack([count.expand_as(mean), mean, m2])
     return stacked.view(3, *values.shape[1:])
 
 
