@@ -52,9 +52,16 @@ class PhaseClock:
             self._open.pop()
             end = self._stamp()
             self._spans.append((name, start, end))
-            if self._open and name not in UPDATE_PARTS:
-                # counted backwards: the same span is taken out of the phase around it
-                self._spans.append((self._open[-1], end, start))
+            if name not in UPDATE_PARTS:
+                # counted backwards: the same span is taken out of the phases around it
+                self._spans += [(outer, end, start) for outer in self._enclosing()]
+
+    def _enclosing(self) -> Iterator[str]:
+        """The phase around what is open now, after the parts of it that are open."""
+        for name in reversed(self._open):
+            yield name
+            if name not in UPDATE_PARTS:
+                return
 
     def lap(self) -> None:
         """End a turn of the loop and start the next."""
