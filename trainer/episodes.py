@@ -85,6 +85,6 @@ class EpisodeTracker:
         """Restore what `state_dict` gave."""
         self._carry.copy_(state["carry"])
         self._previous_done.copy_(state["previous_done"])
-        self.returns.extend(state["returns"])
-        self.lengths.extend(state["lengths"])
+        self.returns = deque(state["returns"], self.returns.maxlen)
+        self.lengths = deque(state["lengths"], self.lengths.maxlen)
         self.ended = state["ended"]
