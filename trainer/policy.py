@@ -102,7 +102,7 @@ class ActorCritic(nn.Module):
     def distribution(self, observations: Tensor) -> DiagonalGaussian | Categorical:
         """The distribution over actions given ``[batch, *observation_shape]``."""
         with self._autocast(observations.device):
-            outputs = self.actor(observations.flatten(1)).float()
+            outputs = self.actor(observations.flatten(1).float()).float()
         if self.log_std is None:
             return Categorical(outputs)
         return DiagonalGaussian(outputs, self.log_std.clamp(*self._log_std_bounds))
@@ -110,7 +110,14 @@ class ActorCritic(nn.Module):
     def value(self, observations: Tensor) -> Tensor:
         """``[batch]`` state values in the critic's units."""
         with self._autocast(observations.device):
-            return self.critic(observations.flatten(1)).float().squeeze(-1)
+            return self.critic(observations.flatten(1).float()).float().squeeze(-1)
+
+    @torch.no_grad()
+    def clamp_log_std_(self) -> None:
+        """Bring the log standard deviation back to its bounds after an optimizer step: beyond them it would have no
+        gradient, and stay there."""
+        if self.log_std is not None:
+            self.log_std.clamp_(*self._log_std_bounds)
 
     def act(self, observations: Tensor) -> Action:
         """Sample one action per row."""
