@@ -36,11 +36,14 @@ class Collector:
         self.observation_normalizer, self.value_normalizer = observation_normalizer, value_normalizer
         env.clock = clock
         self._observations = env.reset()  #: what the policy sees next, as the env gave it
+        dtype = self._observations.dtype
+        if observation_normalizer is not None:  # integers are normalized to floats, in the same memory
+            dtype = torch.promote_types(dtype, torch.float32)
         self.rollout = Rollout.allocate(
             rollout_length,
             env.num_envs,
             tuple(self._observations.shape[1:]),
-            self._observations.dtype,
+            dtype,
             policy.action_shape,
             policy.action_dtype,
             env.device,
@@ -71,10 +74,10 @@ class Collector:
         for pool, columns in enumerate(self.env.pools):
             self._receive(pool, columns, rollout.length - 1)
         self._observations = rollout.observations[-1].clone()
-        with self.clock.phase("inference"):
-            rollout.values[-1] = self._value(self._normalized(rollout.observations[-1]))
         with self.clock.phase("normalize"):
             self._normalize_in_place()
+        with self.clock.phase("inference"):
+            rollout.values[-1] = self._denormalized(self.policy.value(rollout.observations[-1]))
         return rollout
 
     def _step(self, pool: int, columns: slice, t: int) -> None:
@@ -105,18 +108,11 @@ class Collector:
     def _denormalized(self, values: Tensor) -> Tensor:
         return values if self.value_normalizer is None else self.value_normalizer.denormalize(values)
 
-    def _value(self, normalized_observations: Tensor) -> Tensor:
-        return self._denormalized(self.policy.value(normalized_observations))
-
     def _normalize_in_place(self) -> None:
-        """The rollout's observations as the policy saw them; rows that are no transition become 0, whatever they
-        held."""
-        rollout = self.rollout
-        raw = rollout.observations[:-1]
-        mask = rollout.valid.view(*rollout.valid.shape, *(1,) * (raw.dim() - 2))
+        """The rollout's observations as the policy saw them; the normalizer learns from the raw ones."""
         if self.observation_normalizer is None:
-            raw.masked_fill_(~mask, 0)
             return
-        normalized = torch.where(mask, self.observation_normalizer(raw), 0.0)
-        self.observation_normalizer.update(raw, rollout.valid)
-        raw.copy_(normalized)
+        rollout = self.rollout
+        normalized = self.observation_normalizer(rollout.observations)
+        self.observation_normalizer.update(rollout.observations[:-1], rollout.valid)
+        rollout.observations.copy_(normalized)

@@ -21,6 +21,11 @@ class SurrogateLoss(NamedTuple):
     clip_fraction: Tensor  #: scalar: the share of rows whose ratio left ``[1 - clip, 1 + clip]``
 
 
+def _is_constant(std: Tensor, mean: Tensor) -> Tensor:
+    # float32 sums over equal numbers leave a spread of a few roundings of their mean
+    return std <= 1e-6 * mean.abs()
+
+
 def _check_batch(**tensors: Tensor) -> None:
     # a [n] against a [n, 1] would broadcast to [n, n] and still give a scalar
     first_name, first = next(iter(tensors.items()))
@@ -39,6 +44,19 @@ def select(values: Tensor, valid: Tensor) -> Tensor:
 def masked_mean(values: Tensor, valid: Tensor, count: Tensor) -> Tensor:
     """``sum of valid values / count``; 0 where ``count`` is 0."""
     return select(values, valid).sum() / count.clamp(min=1.0)
+
+
+def standardize(advantages: Tensor, moments: Tensor) -> Tensor:
+    """``(A - mean) / std`` with the population standard deviation; 0 where the advantages do not vary.
+
+    Args:
+        advantages: any shape, float32.
+        moments: ``[3]``: count, mean and sum of squared deviations (M2) of the advantages that count.
+    """
+    count, mean, m2 = moments.float().unbind()
+    std = (m2 / count.clamp(min=1.0)).sqrt()
+    # a NaN is not constant: it goes on, to be seen
+    return torch.where(_is_constant(std, mean), 0.0, (advantages - mean) / (std + 1e-8))
 
 
 def clipped_surrogate(
@@ -111,9 +129,10 @@ def explained_variance(values: Tensor, targets: Tensor, valid: Tensor) -> Tensor
     """``1 - Var[target - value] / Var[target]`` over the valid rows; 0 where the targets do not vary."""
     count = valid.sum().clamp(min=1)
 
-    def variance(x: Tensor) -> Tensor:
+    def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
         mean = select(x, valid).sum() / count
-        return select((x - mean).square(), valid).sum() / count
+        return mean, select((x - mean).square(), valid).sum() / count
 
-    targets_variance = variance(targets)
-    return torch.where(targets_variance > 0, 1.0 - variance(targets - values) / targets_variance, 0.0)
+    mean, variance = mean_and_variance(targets)
+    residual = mean_and_variance(targets - values)[1]
+    return torch.where(_is_constant(variance.sqrt(), mean), 0.0, 1.0 - residual / variance)

@@ -36,8 +36,8 @@ class PPO:
 
     Advantages are normalized over all valid rows of the rollout (population standard deviation, over all ranks).
     Every row of the rollout is in exactly one minibatch per epoch; minibatch sizes differ by one at most. A minibatch
-    whose loss or gradient is not finite is not applied, nor is any that follows it in the same update; the
-    optimizer's step count stays, too.
+    whose loss or gradient is not finite, or whose KL exceeds ``target_kl``, is not applied, nor is any that follows it
+    in the same update; one without a valid row is not applied either. The optimizer's step count stays, too.
     """
 
     def __init__(
@@ -61,13 +61,14 @@ class PPO:
         """Improve the policy on one rollout, in place.
 
         Args:
-            rollout: ``[T, N]``; its observations are normalized already.
+            rollout: ``[T, N]``; its observations are normalized already. What its filler rows hold is zeroed.
             estimate: advantages and value targets ``[T, N]``.
             progress: env steps done over ``total_steps``, for the linear schedule.
 
         Returns:
-            Scalar tensors on the device: means over the minibatches that were applied, ``skipped_minibatches`` (not
-            finite), ``stopped_minibatches`` (after ``target_kl``), and ``learning_rate``.
+            Scalar tensors on the device: means over the minibatches up to the end or the halt (one that exceeds
+            ``target_kl`` included, one that is not finite not), ``skipped_minibatches`` (not finite, or after one that
+            was not), ``stopped_minibatches`` (above ``target_kl``, or after), and ``learning_rate``.
         """
         if self.config.lr_schedule == "linear":
             self.learning_rate.fill_(schedules.linear(self.config.learning_rate, progress))
@@ -76,9 +77,8 @@ class PPO:
 
     def _update(self, rollout: Rollout, estimate: Estimate) -> dict[str, Tensor]:
         batch = self._prepare(rollout, estimate)
-        device = rollout.rewards.device
-        skipped, stopped = torch.zeros((), device=device), torch.zeros((), device=device)
-        applied, sums = torch.zeros((), device=device), torch.zeros(len(_REPORTED), device=device)
+        skipped, stopped, reported = torch.zeros(3, device=rollout.rewards.device).unbind()
+        sums = torch.zeros(len(_REPORTED), device=rollout.rewards.device)
         for minibatch, count in self._minibatches(batch):
             with self.clock.phase("forward"):
                 loss, report = self._loss(minibatch, count)
@@ -89,18 +89,17 @@ class PPO:
             with self.clock.phase("optimizer"):
                 report = distributed.sum_(torch.cat([report, torch.zeros_like(report[:1])]))
                 report[-1] = grad_norm
-                broken = (~torch.isfinite(report).all()).float()
-                halted = torch.maximum((skipped + stopped > 0).float(), broken)
-                skipped += broken
-                stop = self._above_target_kl(report) * (1.0 - halted)
-                self._apply(torch.maximum(halted, stop))
-                stopped += stop
-                live = 1.0 - halted
-                applied += live
-                sums += torch.where(live > 0, report, 0.0)
+                skipping = (skipped > 0) | ((stopped == 0) & ~torch.isfinite(report).all())
+                stopping = ~skipping & ((stopped > 0) | self._above_target_kl(report))
+                live = ~skipping & (stopped == 0) & (count > 0)
+                self._apply(withheld=(~live | stopping).float())
+                skipped += skipping
+                stopped += stopping
+                reported += live
+                sums += torch.where(live, report, 0.0)
                 if self.config.lr_schedule == "adaptive":
                     self._adapt_learning_rate(report, live)
-        means = sums / applied.clamp(min=1.0)
+        means = sums / reported.clamp(min=1.0)
         return {
             **dict(zip(_REPORTED, means.unbind(), strict=True)),
             "skipped_minibatches": skipped,
@@ -111,10 +110,10 @@ class PPO:
 
     def _prepare(self, rollout: Rollout, estimate: Estimate) -> Minibatch:
         """The whole rollout as one flat batch, advantages normalized, values in the critic's units."""
+        rollout.clear_filler_()
         advantages, targets, values = estimate.advantages, estimate.value_targets, rollout.values[:-1]
         if self.config.normalize_advantages:
-            count, mean, m2 = distributed.merge_moments(estimate.advantage_moments).float().unbind(0)
-            advantages = (advantages - mean) / ((m2 / count.clamp(min=1.0)).sqrt() + 1e-8)
+            advantages = losses.standardize(advantages, distributed.merge_moments(estimate.advantage_moments))
         if self.value_normalizer is not None:
             self.value_normalizer.update(targets, rollout.valid, self.policy.value_head)
             targets, values = self.value_normalizer.normalize(targets), self.value_normalizer.normalize(values)
@@ -156,8 +155,8 @@ class PPO:
     def _above_target_kl(self, report: Tensor) -> Tensor:
         kl = report[_REPORTED.index("loss/approx_kl")]
         if self.config.target_kl is None:
-            return torch.zeros_like(kl)
-        return (kl > self.config.target_kl).float()
+            return torch.zeros_like(kl, dtype=torch.bool)
+        return kl > self.config.target_kl
 
     def _apply(self, withheld: Tensor) -> None:
         """One optimizer step, unless ``withheld`` is 1: then parameters, moments and step count stay bit for bit."""
@@ -165,10 +164,11 @@ class PPO:
         self.optimizer.grad_scale = None  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizer.found_inf = withheld  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizer.step()
+        self.policy.clamp_log_std_()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _adapt_learning_rate(self, report: Tensor, live: Tensor) -> None:
-        kl = torch.where(live > 0, report[_REPORTED.index("loss/approx_kl")], torch.nan)  # a NaN changes nothing
+        kl = torch.where(live, report[_REPORTED.index("loss/approx_kl")], torch.nan)  # a NaN changes nothing
         config = self.config
         schedules.adapt_to_kl_(
             self.learning_rate, kl, config.desired_kl, config.min_learning_rate, config.max_learning_rate

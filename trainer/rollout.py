@@ -16,9 +16,7 @@ class Rollout:
     last step, so that ``values[1:]`` is V of the successor of every row.
     """
 
-    observations: (
-        Tensor  #: ``[T + 1, N, *observation_shape]``, as the env gave them until `Collector.collect` normalizes them
-    )
+    observations: Tensor  #: ``[T + 1, N, *observation_shape]``, raw until `Collector.collect` normalizes them
     actions: Tensor  #: ``[T, N, *action_shape]``, raw: before they are mapped into the env's bounds
     log_probs: Tensor  #: ``[T, N]`` float32, of ``actions`` under the behaviour policy
     values: Tensor  #: ``[T + 1, N]`` float32, in units of the reward
@@ -64,16 +62,26 @@ class Rollout:
         """``[N]``, V of the observation after the last row."""
         return self.values[-1]
 
+    def clear_filler_(self) -> None:
+        """Zero what a network or a distribution reads of filler rows: a selected-away loss still has a gradient, and
+        0 times a NaN input is NaN. Their values stay: each is V(final observation) of the row before."""
+        for tensor in (self.observations[:-1], self.actions, self.log_probs):
+            filler = ~self.valid.view(*self.valid.shape, *(1,) * (tensor.dim() - 2))
+            tensor.masked_fill_(filler, 0)
+
 
 def first_non_finite_row(rollout: Rollout) -> str | None:
-    """Name the first valid row that holds a NaN or an infinity, e.g. ``rewards of env 3 is nan at row 5``;
-    synchronizes."""
+    """Name the first row that an update read and that holds a NaN or an infinity, e.g. ``rewards of env 3 is nan at
+    row 5``; synchronizes."""
+    bootstrapped = rollout.valid & ~rollout.terminated
+    none = torch.zeros_like(rollout.valid[:1])
+    read = torch.cat([rollout.valid, none]) | torch.cat([none, bootstrapped])
     for name in ("observations", "rewards", "values", "log_probs", "actions"):
-        tensor = getattr(rollout, name)[: rollout.length]
+        tensor = getattr(rollout, name)
         if not tensor.is_floating_point():
             continue
         bad = ~torch.isfinite(tensor.flatten(2)).all(-1) if tensor.dim() > 2 else ~torch.isfinite(tensor)
-        rows = (bad & rollout.valid).nonzero()
+        rows = (bad & (read if len(bad) > rollout.length else rollout.valid)).nonzero()
         if len(rows):
             row, env = rows[0].tolist()
             entries = tensor[row, env].flatten()
