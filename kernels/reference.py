@@ -159,7 +159,7 @@ def retrace(
     retrace_lambda: float = 1.0,
     c_bar: float = 1.0,
 ) -> Tensor:
-    """Retrace as the sum of Munos et al. 2016, equations 3 and 4.
+    """Retrace as the sum of Munos et al. 2016, equation 3.
 
     ``Qret[s] = q[s] + sum_t gamma^(t - s) * (prod_(s < i <= t) c[i]) * (r[t] + gamma * EQ_next[t] - q[t])``.
     """

@@ -121,7 +121,7 @@ def retrace(
     c_bar: float = 1.0,
     mode: Mode = "auto",
 ) -> Tensor:
-    """Retrace(lambda) (Munos et al. 2016, eq. 3 and 4): the Q targets of the actions taken, ``[T, N]``.
+    """Retrace(lambda) (Munos et al. 2016, eq. 3): the Q targets of the actions taken, ``[T, N]``.
 
     ``Qret[t] - q[t] = delta[t] + gamma * (1 - done[t]) * c[t + 1] * (Qret[t + 1] - q[t + 1])``.
     """

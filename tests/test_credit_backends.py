@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from credit_cases import (
     FLAGS,
     FORWARD,
