@@ -107,11 +107,11 @@ def _in_env_order(
     """Rows placed by env id, after a check that each of the ``n`` envs answered once."""
     fields = (observations, rewards, terminated, truncated, info["elapsed_step"])
     ids, expected = info["env_id"], np.arange(n)
-    order = np.argsort(ids)
-    if any(len(field) != n for field in fields) or not np.array_equal(ids[order], expected):
+    if any(len(field) != n for field in fields) or not np.array_equal(np.sort(ids), expected):
         raise EnvError(f"{name}: got {len(ids)} rows of {len(np.unique(ids))} envs, expected one row of each of {n}")
     if np.array_equal(ids, expected):
         return Batch(*fields)
+    order = np.argsort(ids)
     return Batch(*(field[order] for field in fields))
 
 
