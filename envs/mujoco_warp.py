@@ -1,0 +1,202 @@
+"""The MuJoCo Warp engine: Gymnasium's MuJoCo tasks with physics, reward and reset on the GPU, in torch's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+import warp as wp
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from envs.actions import check_layout, check_values
+from envs.base import EnvError, StepResult, VecEnv
+from envs.counter_rng import stream_key
+from envs.warp_rows import customize
+from envs.warp_simulation import WarpSimulation, load_model
+from envs.warp_tasks import TASKS
+
+wp.config.log_level = wp.LOG_WARNING  # or Warp reports every kernel that it loads
+wp.init()
+
+
+class MujocoWarpVecEnv(VecEnv):
+    """``num_envs`` worlds of a MuJoCo task, stepped as one graph on torch's current stream.
+
+    A step is ``frame_skip`` physics steps, observation, reward, flags and the reset of the worlds whose episode has
+    ended; nothing crosses to the host. Sent while torch captures a CUDA graph, it becomes part of that graph. Results
+    are float32, in the same memory every step. First states depend on (seed, rank, epoch, world, episode) alone.
+
+    A world that is no longer finite ends as terminated with reward 0 and observation 0; `counters` tells how many did.
+
+    Args:
+        id: a key of `envs.warp_tasks.TASKS`, e.g. ``Ant-v5``.
+        num_envs: worlds of this rank, in one pool.
+        device: a CUDA device, or ``cpu`` (slow; for tests).
+        seed: a seed of any size, 0 or more.
+        rank: this process among ``world_size``; no two ranks share a random stream.
+        world_size: the number of processes.
+        physics: ``rk4`` keeps the integrator of Gymnasium's model (RK4, but Euler in HalfCheetah); ``euler`` is faster
+            and another task.
+        max_episode_steps: transitions until truncation; None takes Gymnasium's limit.
+        deterministic: bitwise repeatable on CUDA too, for speed; a CPU always is.
+        **options: Gymnasium's, see `envs.warp_rows.customize`: ``healthy_z_range``, ``reset_noise_scale`` ...
+
+    Raises:
+        EnvError: an unknown task or option, an impossible value, or a device that is absent or too small.
+    """
+
+    engine = "mujoco_warp"
+
+    def __init__(
+        self,
+        id: str,
+        num_envs: int,
+        *,
+        device: torch.device | str,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        physics: str = "rk4",
+        max_episode_steps: int | None = None,
+        deterministic: bool = False,
+        **options: Any,
+    ) -> None:
+        if id not in TASKS:
+            raise EnvError(f"env.id={id}: the mujoco_warp engine has {', '.join(TASKS)}")
+        if num_envs < 1:
+            raise EnvError(f"num_envs={num_envs}: it must be at least 1")
+        if not 0 <= rank < world_size:
+            raise EnvError(f"rank={rank}: it must be in 0 .. world_size-1={world_size - 1}")
+        if seed < 0:
+            raise EnvError(f"seed={seed}: it must be 0 or more")
+        if physics not in ("rk4", "euler"):
+            raise EnvError(f"env.physics={physics}: it must be rk4 or euler")
+        limit = gymnasium.spec(id).max_episode_steps if max_episode_steps is None else max_episode_steps
+        if not limit or limit < 1:
+            raise EnvError(f"env.max_episode_steps={max_episode_steps}: it must be at least 1")
+
+        self.id, self.num_envs, self.pools = id, num_envs, (slice(0, num_envs),)
+        self.device = _device(device)
+        self.capturable = self.device.type == "cuda"
+        self.physics = physics  #: as asked for; a run's name and logs show it
+        self._seed, self._rank = seed, rank
+
+        task = customize(TASKS[id], options)
+        model = load_model(task, physics)
+        with wp.ScopedDevice(wp.device_from_torch(self.device)), _memory_errors(id, num_envs, self.device):
+            self._worlds: WarpSimulation | None = WarpSimulation(
+                task,
+                model,
+                num_envs,
+                self.device,
+                key=stream_key(seed, rank, epoch=0),
+                max_episode_steps=limit,
+                deterministic=deterministic,
+            )
+        self.single_observation_space = Box(-np.inf, np.inf, tuple(self._simulation.observations.shape[1:]), np.float32)
+        self.single_action_space = Box(*model.actuator_ctrlrange.T.astype(np.float32), dtype=np.float32)
+
+    @classmethod
+    def known_ids(cls) -> Sequence[str]:
+        """The ids of all rows of the table."""
+        return tuple(TASKS)
+
+    def reset(self) -> Tensor:
+        """Start every world's next episode and return the first observations ``[num_envs, *observation_shape]``."""
+        with self.clock.phase("env_step"):
+            self._simulation.reset()
+        return self._simulation.observations
+
+    def send(self, pool: int, actions: Tensor) -> None:
+        """Launch one step with ``actions`` ``[num_envs, *action_shape]`` float32, not clipped, as in Gymnasium.
+
+        Raises:
+            EnvError: wrong shape or dtype; on the CPU also a value that is not finite (on CUDA such a world is ended).
+        """
+        check_layout(actions, self.single_action_space, self.num_envs)
+        if not self.capturable:
+            check_values(actions.detach().numpy(), self.single_action_space, first_env=0)
+        with self.clock.phase("env_step"):
+            self._simulation.actions.copy_(actions.detach())
+            self._simulation.launch_step()
+
+    def recv(self, pool: int) -> StepResult:
+        """The result of the step that ``send`` launched, in the order of the current stream."""
+        simulation = self._simulation
+        return StepResult(
+            simulation.observations, simulation.rewards, simulation.terminated, simulation.truncated, simulation.valid
+        )
+
+    def reseed(self, epoch: int) -> None:
+        """Derive all random streams anew from (seed, rank, epoch); the next `reset` starts episodes from them."""
+        self._simulation.key.copy_(stream_key(self._seed, self._rank, epoch))
+        self._simulation.episode.zero_()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All state, as tensors; steps from it repeat exactly where the engine is repeatable (CPU, `deterministic`)."""
+        return {name: tensor.clone() for name, tensor in self._simulation.state().items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> Tensor:
+        """Restore what `state_dict` gave and return the current observations.
+
+        Raises:
+            EnvError: a tensor is missing, unknown, or of another shape or dtype.
+        """
+        own = self._simulation.state()
+        if state.keys() != own.keys():
+            raise EnvError(f"state of {self.id} has {', '.join(state)}: expected {', '.join(own)}")
+        for name, tensor in own.items():
+            got, expected = (f"{list(x.shape)} {x.dtype}" for x in (state[name], tensor))
+            if got != expected:
+                raise EnvError(f"{name} in the state of {self.id} is {got}: expected {expected}")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        return self._simulation.observations
+
+    def counters(self) -> dict[str, int]:
+        """Faults since the last call; synchronizes, and warns with the number of a world that broke.
+
+        ``nonfinite_worlds`` ended because a value was not finite; ``dropped_contacts`` and ``dropped_constraints``
+        count transitions that lacked room for contacts (shared by all worlds) or for a world's constraints.
+        """
+        nonfinite, contacts, constraints, world = self._simulation.take_faults()
+        if nonfinite:
+            message = f"{self.id}: {nonfinite} episodes ended because a value was not finite, one in world {world}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return {"nonfinite_worlds": nonfinite, "dropped_contacts": contacts, "dropped_constraints": constraints}
+
+    def close(self) -> None:
+        """Free the worlds and the graph; calling it twice is fine."""
+        self._worlds = None
+
+    @property
+    def _simulation(self) -> WarpSimulation:
+        if self._worlds is None:
+            raise EnvError(f"{self.id}: the env is closed")
+        return self._worlds
+
+
+def _device(device: torch.device | str) -> torch.device:
+    """The device with its index, as Warp knows it too."""
+    try:
+        usable = torch.empty(0, device=device).device
+        wp.device_from_torch(usable)
+    except (RuntimeError, AssertionError, ValueError) as error:  # a torch without CUDA asserts
+        raise EnvError(f"device={device} cannot be used: {str(error).splitlines()[0]}") from error
+    return usable
+
+
+@contextlib.contextmanager
+def _memory_errors(id: str, num_envs: int, device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # Warp has no type of its own for it
+        if "alloc" not in str(error).lower() and "memory" not in str(error).lower():
+            raise
+        raise EnvError(f"num_envs={num_envs}: {id} does not fit into the memory of {device}") from error

@@ -1,0 +1,448 @@
+"""MuJoCo Warp engine: parity with Gymnasium on MuJoCo's C code, the transition contract, faults, seeds, resume."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("warp", reason="the warp extra is not installed")
+pytest.importorskip("mujoco_warp", reason="the warp extra is not installed")
+
+from envs import make
+from envs.base import EnvError
+from envs.counter_rng import stream_key, uniform
+from envs.mujoco_warp import MujocoWarpVecEnv
+from envs.warp_rows import customize
+from envs.warp_tasks import TASKS
+from scripts.parity_mujoco import (
+    FLOAT32_ROUNDING,
+    agree,
+    departures,
+    draw_starts,
+    mujoco_rollouts,
+    warp_rollouts,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")
+
+# Contacts that are soft down to nothing (HalfCheetah) and large contact forces (Humanoid) amplify float32 beyond 1e-4.
+CHAOTIC = ("HalfCheetah-v5", "Humanoid-v5")
+NEWEST = [id for id in TASKS if id.endswith("-v5")]
+OLD_AND_DIFFERENT = [id for id in TASKS if id.endswith("-v4") and TASKS[id] is not TASKS[id.replace("v4", "v5")]]
+
+
+def warp_env(id, num_envs=4, device="cpu", **options):
+    return MujocoWarpVecEnv(id, num_envs, device=device, **options)
+
+
+def random_actions(env, generator):
+    low, high = (
+        torch.from_numpy(bound).to(env.device) for bound in (env.single_action_space.low, env.single_action_space.high)
+    )
+    shape = env.num_envs, *env.single_action_space.shape
+    return low + (high - low) * torch.rand(shape, generator=generator, device=env.device)
+
+
+def copied(result):
+    return [tensor.clone() for tensor in result]
+
+
+def rollout(env, steps, seed=0):
+    """``steps`` random steps, each field stacked over time."""
+    generator = torch.Generator(env.device).manual_seed(seed)
+    rows = [copied(env.step(random_actions(env, generator))) for _ in range(steps)]
+    return [torch.stack(field) for field in zip(*rows, strict=True)]
+
+
+def with_state(env, **changes):
+    """Overwrite rows of the env's state, given as name=(row, value)."""
+    state = env.state_dict()
+    for name, (row, value) in changes.items():
+        state[name][row] = torch.as_tensor(value, dtype=state[name].dtype)
+    env.load_state_dict(state)
+
+
+# ---- parity with Gymnasium
+
+
+@pytest.mark.parametrize("id", [id for id in NEWEST if id not in CHAOTIC])
+def test_five_steps_agree_with_mujoco_in_95_percent_of_64_states(id):
+    starts = draw_starts(id, 64)
+    errors = departures(warp_rollouts(warp_env(id), starts), mujoco_rollouts(id, starts))
+    assert agree(errors).mean() >= 0.95
+
+
+@pytest.mark.parametrize("id", CHAOTIC)
+def test_five_steps_depart_from_mujoco_no_more_than_float32_must(id):
+    starts = draw_starts(id, 64)
+    reference = mujoco_rollouts(id, starts)
+    errors = departures(warp_rollouts(warp_env(id), starts), reference)
+    rounded = departures(mujoco_rollouts(id, starts, rounding=FLOAT32_ROUNDING), reference)
+    assert not errors.terminated.any()
+    for q in (0.5, 0.9):
+        ours, floor = (np.quantile(x.observations.max(axis=1), q) for x in (errors, rounded))
+        assert ours <= 2 * floor
+
+
+def test_all_but_the_contact_forces_of_humanoid_agree_with_mujoco():
+    starts = draw_starts("Humanoid-v5", 64)
+    errors = departures(warp_rollouts(warp_env("Humanoid-v5"), starts), mujoco_rollouts("Humanoid-v5", starts))
+    without_forces = errors._replace(observations=errors.observations[:, :-78])
+    assert agree(without_forces).mean() >= 0.95
+
+
+@pytest.mark.parametrize("id", OLD_AND_DIFFERENT)
+def test_older_versions_that_differ_agree_with_theirs(id):
+    starts = draw_starts(id, 16, seed=1)
+    errors = departures(warp_rollouts(warp_env(id), starts), mujoco_rollouts(id, starts))
+    without_forces = errors._replace(observations=errors.observations[:, : -84 if id == "Humanoid-v4" else None])
+    assert agree(without_forces).mean() >= 0.95
+
+
+@pytest.mark.parametrize("id", TASKS)
+def test_spaces_are_gymnasiums_in_float32(id):
+    env, reference = warp_env(id), gymnasium.make(id)
+    assert env.single_observation_space.shape == reference.observation_space.shape
+    assert env.single_observation_space.dtype == np.float32
+    assert env.single_action_space == reference.action_space
+
+
+@pytest.mark.parametrize("id", TASKS)
+def test_first_observations_are_what_gymnasium_observes_in_the_same_state(id):
+    env, reference = warp_env(id), gymnasium.make(id).unwrapped
+    reference.reset(seed=0)
+    observations = env.reset()
+    state = env.state_dict()
+    for world in range(env.num_envs):
+        reference.reset()
+        reference.set_state(state["qpos"][world].double().numpy(), state["qvel"][world].double().numpy())
+        np.testing.assert_allclose(observations[world].numpy(), reference._get_obs(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("id", [*NEWEST, "Reacher-v4"])
+def test_first_states_have_gymnasiums_distribution(id):
+    env, reference = warp_env(id, num_envs=400), gymnasium.make(id).unwrapped
+    reference.reset(seed=0)
+    theirs = []
+    for _ in range(400):
+        reference.reset()
+        theirs.append(np.concatenate([reference.data.qpos, reference.data.qvel]))
+    theirs = np.array(theirs)
+    env.reset()
+    state = env.state_dict()
+    ours = torch.cat([state["qpos"], state["qvel"]], dim=1).double().numpy()
+    # five standard errors of a difference of two means, and of two (near) normal or flatter variances
+    scale = theirs.std(axis=0) + 1e-12
+    assert (np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) <= 5 * scale * np.sqrt(2 / 400) + 1e-7).all()
+    assert (np.abs(ours.var(axis=0) - theirs.var(axis=0)) <= 5 * scale**2 * np.sqrt(4 / 400) + 1e-12).all()
+    if not TASKS[id].reset_velocity_normal:
+        reach = np.abs(theirs - theirs.mean(axis=0)).max(axis=0)
+        assert (np.abs(ours - theirs.mean(axis=0)).max(axis=0) <= 1.1 * reach + 1e-6).all()
+
+
+def test_random_episodes_are_as_long_and_as_good_as_envpools():
+    def episodes(env, count):
+        env.reset()
+        generator = torch.Generator().manual_seed(5)
+        finished, returns, lengths = [], torch.zeros(env.num_envs), torch.zeros(env.num_envs)
+        while len(finished) < count:
+            result = env.step(random_actions(env, generator))
+            returns += result.rewards
+            lengths += result.valid
+            for n in (result.terminated | result.truncated).nonzero().flatten().tolist():
+                finished.append((returns[n].item(), lengths[n].item()))
+                returns[n] = lengths[n] = 0
+        return np.array(finished)
+
+    ours = episodes(warp_env("Hopper-v5", num_envs=32), 256)
+    theirs = episodes(make("Hopper-v5", "envpool", 32, seed=1), 256)
+    error = np.sqrt(ours.var(axis=0) / len(ours) + theirs.var(axis=0) / len(theirs))
+    assert (np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) <= 4 * error).all()
+
+
+# ---- the transition contract
+
+
+def test_an_ended_episode_gives_its_final_observation_and_then_one_filler_row():
+    env = warp_env("Hopper-v5", num_envs=7)
+    env.reset()
+    observations, rewards, terminated, truncated, valid = rollout(env, 80)
+    ends = (terminated | truncated)[:-1]
+    assert ends.any()
+    assert torch.equal(~valid[1:], ends)
+    assert valid[0].all()
+    assert (rewards[~valid] == 0).all()
+    assert not (terminated | truncated)[~valid].any()
+    fallen = observations[:-1][ends]
+    assert ((fallen[:, 0] < 0.7) | (fallen[:, 1].abs() > 0.2)).all()
+    first = observations[~valid]
+    assert ((first[:, 0] - 1.25).abs() <= 5.1e-3).all()
+    assert (first[:, 1:].abs() <= 5.1e-3).all()
+
+
+def test_a_filler_row_ignores_its_action():
+    env, other = warp_env("Ant-v5"), warp_env("Ant-v5")
+    for each in (env, other):
+        each.reset()
+        with_state(each, done=(2, True))
+    actions = torch.full((4, 8), 0.5)
+    bold = actions.clone()
+    bold[2] = -1.0
+    first, second = copied(env.step(actions)), copied(other.step(bold))
+    assert first[4].tolist() == [True, True, False, True]
+    for x, y in zip(first, second, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("id", ["Ant-v5", "Humanoid-v5"])
+def test_the_reset_of_one_world_changes_no_bit_of_another(id):
+    quiet, disturbed = warp_env(id), warp_env(id)
+    for env in (quiet, disturbed):
+        env.reset()
+        rollout(env, 5)
+    with_state(disturbed, done=(2, True))
+    others = torch.tensor([0, 1, 3])
+    for x, y in zip(rollout(quiet, 20, seed=1), rollout(disturbed, 20, seed=1), strict=True):
+        assert torch.equal(x[:, others], y[:, others])
+        if x.dtype is torch.float32:
+            assert not torch.equal(x[:, 2], y[:, 2])
+
+
+def test_episodes_are_cut_at_the_time_limit_and_termination_wins():
+    env = warp_env("InvertedPendulum-v5", max_episode_steps=3)
+    env.reset()
+    with_state(env, qpos=(1, [0.0, 0.25]))
+    with_state(env, elapsed=(1, 2))
+    actions = torch.zeros(4, 1)
+    flags = [copied(env.step(actions))[2:] for _ in range(4)]
+    terminated, truncated, valid = (torch.stack(field) for field in zip(*flags, strict=True))
+    assert terminated.tolist() == [[False, True, False, False], *[[False] * 4] * 3]
+    assert truncated.tolist() == [[False] * 4, [False] * 4, [True, False, True, True], [False] * 4]
+    assert valid.tolist() == [[True] * 4, [True, False, True, True], [True] * 4, [False, True, False, False]]
+
+
+def test_gymnasiums_time_limit_is_the_default():
+    env = warp_env("Reacher-v5")
+    env.reset()
+    _, _, _, truncated, _ = rollout(env, 51)
+    assert truncated.sum(dim=1).tolist() == [0] * 49 + [4, 0]
+
+
+# ---- faults
+
+
+def test_a_world_that_is_not_finite_ends_as_terminated_is_counted_and_named_and_recovers():
+    env, healthy = warp_env("Ant-v5"), warp_env("Ant-v5")
+    for each in (env, healthy):
+        each.reset()
+    with_state(env, qvel=(1, float("nan")))
+    broken, expected = rollout(env, 6), rollout(healthy, 6)
+    observations, rewards, terminated, _, valid = broken
+    assert terminated[:, 1].tolist() == [True] + [False] * 5
+    assert valid[:, 1].tolist() == [True, False] + [True] * 4
+    assert rewards[0, 1] == 0
+    assert (observations[0, 1] == 0).all()
+    assert all(field.isfinite().all() for field in broken)
+    others = torch.tensor([0, 2, 3])
+    for x, y in zip(broken, expected, strict=True):
+        assert torch.equal(x[:, others], y[:, others])
+    with pytest.warns(RuntimeWarning, match="world 1"):
+        assert env.counters() == {"nonfinite_worlds": 1, "dropped_contacts": 0, "dropped_constraints": 0}
+    assert env.counters()["nonfinite_worlds"] == 0
+
+
+@pytest.mark.parametrize(
+    ("room", "counter"), [("contacts", "dropped_contacts"), ("constraints", "dropped_constraints")]
+)
+def test_contacts_and_constraints_without_room_are_counted(room, counter):
+    env = warp_env("Ant-v5", **{room: 1})
+    env.reset()
+    rollout(env, 20)
+    faults = env.counters()
+    assert faults.pop(counter) > 0
+    assert not any(faults.values())
+
+
+def test_no_task_lacks_room_under_extreme_actions():
+    for id in ("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Humanoid-v5"):
+        env = warp_env(id, **({} if id == "HalfCheetah-v5" else {"terminate_when_unhealthy": False}))
+        env.reset()
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(50):
+            env.step(random_actions(env, generator).sign() * torch.from_numpy(env.single_action_space.high))
+        assert not any(env.counters().values())
+
+
+# ---- randomness and resume
+
+
+def test_first_states_are_a_function_of_the_counters():
+    env = warp_env("Swimmer-v5", num_envs=5, seed=11, rank=2, world_size=3)
+    for episode in (1, 2):
+        env.reset()
+        numbers = uniform(stream_key(11, 2, 0), torch.arange(5), torch.full((5,), episode), torch.arange(5))
+        expected = 0.1 * (2 * numbers.T - 1)
+        torch.testing.assert_close(env.state_dict()["qpos"].double(), expected, rtol=0, atol=1e-7)
+
+
+def test_worlds_ranks_seeds_and_epochs_begin_apart_and_one_seed_begins_alike():
+    def first(seed=0, rank=0, epoch=0):
+        env = warp_env("Reacher-v5", seed=seed, rank=rank, world_size=2)
+        env.reseed(epoch)
+        return env.reset()
+
+    rows = torch.cat([first(), first(seed=1), first(rank=1), first(epoch=1), first(seed=43)])
+    assert len(rows.unique(dim=0)) == len(rows)
+    assert torch.equal(first(seed=43), first(seed=43))
+
+
+def test_a_restored_state_continues_bit_for_bit_in_a_new_env():
+    env = warp_env("Hopper-v5")
+    env.reset()
+    rollout(env, 25)
+    state = env.state_dict()
+    expected = rollout(env, 40, seed=1)
+    other = warp_env("Hopper-v5", seed=9)
+    assert torch.equal(other.load_state_dict(state), state["observations"])
+    assert expected[2].any()
+    for x, y in zip(rollout(other, 40, seed=1), expected, strict=True):
+        assert torch.equal(x, y)
+
+
+def test_a_state_of_another_task_or_size_is_refused():
+    env = warp_env("Hopper-v5")
+    with pytest.raises(EnvError, match="qpos"):
+        env.load_state_dict(warp_env("Hopper-v5", num_envs=3).state_dict())
+    with pytest.raises(EnvError, match="expected"):
+        env.load_state_dict({})
+
+
+# ---- options and refusals
+
+
+def test_euler_is_another_task_except_where_the_model_says_euler():
+    def states(id, physics):
+        env = warp_env(id, physics=physics)
+        env.reset()
+        return rollout(env, 5)[0]
+
+    assert not torch.equal(states("Hopper-v5", "rk4"), states("Hopper-v5", "euler"))
+    assert torch.equal(states("HalfCheetah-v5", "rk4"), states("HalfCheetah-v5", "euler"))
+
+
+def test_gymnasiums_options_change_the_row():
+    env = warp_env("Ant-v5", reset_noise_scale=0.0, healthy_z_range=(0.9, 1.0), healthy_reward=3.0)
+    assert torch.equal(env.reset(), env.reset())
+    assert env.step(torch.zeros(4, 8)).terminated.all()
+    hopper = customize(TASKS["Hopper-v5"], {"healthy_state_range": (-5, 5)})
+    assert [(check.low, check.high) for check in hopper.healthy[:2]] == [(-5, 5), (-5, 5)]
+
+
+@pytest.mark.parametrize(
+    ("id", "options", "word"),
+    [
+        ("Pusher-v5", {}, "Pusher-v5"),
+        ("Ant-v5", {"num_envs": 0}, "num_envs=0"),
+        ("Ant-v5", {"physics": "rk2"}, "physics=rk2"),
+        ("Ant-v5", {"seed": -1}, "seed=-1"),
+        ("Ant-v5", {"rank": 2}, "rank=2"),
+        ("Ant-v5", {"max_episode_steps": 0}, "max_episode_steps=0"),
+        ("Ant-v5", {"healthy_y_range": (0, 1)}, "healthy_y_range"),
+        ("Ant-v5", {"healthy_z_range": (1, 0)}, "ordered"),
+        ("Ant-v5", {"healthy_z_range": 1}, "two numbers"),
+        ("Ant-v5", {"reset_noise_scale": "big"}, "reset_noise_scale='big'"),
+        ("Ant-v5", {"healthy_reward": float("nan")}, "healthy_reward=nan"),
+        ("Ant-v5", {"terminate_when_unhealthy": 1}, "terminate_when_unhealthy=1"),
+        ("Ant-v5", {"frame_skip": 0}, "frame_skip=0"),
+        ("Ant-v5", {"device": "nowhere"}, "device=nowhere"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(id, options, word):
+    with pytest.raises(EnvError, match=word):
+        warp_env(id, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without CUDA")
+def test_cuda_is_refused_where_there_is_none():
+    with pytest.raises(EnvError, match="device=cuda"):
+        warp_env("Ant-v5", device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("actions", "word"),
+    [
+        (torch.zeros(4, 7), r"\[4, 8\]"),
+        (torch.zeros(3, 8), r"\[4, 8\]"),
+        (torch.zeros(4, 8, dtype=torch.float64), "float64"),
+        (torch.full((4, 8), float("nan")), "env 0"),
+    ],
+)
+def test_bad_actions_are_refused_before_the_engine(actions, word):
+    env = warp_env("Ant-v5")
+    env.reset()
+    before = env.state_dict()
+    with pytest.raises(EnvError, match=word):
+        env.step(actions)
+    assert all(torch.equal(x, y) for x, y in zip(env.state_dict().values(), before.values(), strict=True))
+
+
+def test_a_closed_env_says_so_and_closes_again():
+    env = warp_env("Reacher-v5")
+    env.close()
+    env.close()
+    with pytest.raises(EnvError, match="closed"):
+        env.reset()
+
+
+def test_make_builds_the_newest_version_by_its_short_name():
+    env = make("Hopper", "mujoco_warp", 3)
+    assert (env.id, env.engine, env.num_envs, env.pools) == ("Hopper-v5", "mujoco_warp", 3, (slice(0, 3),))
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+def test_4096_ants_agree_with_mujoco_on_the_gpu():
+    starts = draw_starts("Ant-v5", 4096)
+    rollouts = warp_rollouts(warp_env("Ant-v5", num_envs=4096, device="cuda"), starts)
+    assert agree(departures(rollouts, mujoco_rollouts("Ant-v5", starts))).mean() >= 0.95
+
+
+@pytest.mark.gpu
+def test_policy_and_env_replay_as_one_graph_and_memory_stays():
+    env, alone = (warp_env("Ant-v5", num_envs=64, device="cuda", deterministic=True) for _ in range(2))
+    policy = torch.nn.Linear(105, 8, device="cuda")
+    observations = env.reset()
+    alone_observations = alone.reset()
+    state = env.state_dict()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        policy(observations)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            result = env.step(policy(observations).tanh())
+        env.load_state_dict(state)
+        for step in range(200):
+            graph.replay()
+            expected = alone.step(policy(alone_observations).tanh())
+            if step % 20 == 0:
+                for x, y in zip(result, expected, strict=True):
+                    assert torch.equal(x, y)
+            if step == 10:
+                torch.cuda.synchronize()
+                free = torch.cuda.mem_get_info()[0]
+    torch.cuda.synchronize()
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+@pytest.mark.gpu
+def test_the_reset_of_one_world_changes_no_bit_of_another_on_the_gpu():
+    quiet, disturbed = (warp_env("Ant-v5", num_envs=65, device="cuda", deterministic=True) for _ in range(2))
+    for env in (quiet, disturbed):
+        env.reset()
+        rollout(env, 5)
+    with_state(disturbed, done=(2, True))
+    others = torch.arange(65, device="cuda") != 2
+    for x, y in zip(rollout(quiet, 30, seed=1), rollout(disturbed, 30, seed=1), strict=True):
+        assert torch.equal(x[:, others], y[:, others])
