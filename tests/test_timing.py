@@ -1,0 +1,135 @@
+"""The clock: phases sum to the total, nested ones are exclusive, parts of an update are not counted twice."""
+
+import time
+
+import pytest
+import torch
+
+from trainer.timing import PHASES, UPDATE_PARTS, PhaseClock
+
+CPU = torch.device("cpu")
+
+
+class Hands:
+    """A monotonic clock that moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def spend(self, milliseconds: int) -> None:
+        self.now += milliseconds * 1_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    hands = Hands()
+    monkeypatch.setattr(time, "perf_counter_ns", hands)
+    return hands
+
+
+def nonzero(times: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in times.items() if value}
+
+
+def test_time_that_no_phase_claims_is_other(hands: Hands) -> None:
+    clock = PhaseClock(CPU)
+    clock.lap()
+    hands.spend(2)
+    with clock.phase("env_step"):
+        hands.spend(5)
+    with clock.phase("credit"):
+        hands.spend(1)
+    with clock.phase("env_step"):
+        hands.spend(4)
+    clock.lap()
+    assert nonzero(clock.read()) == {"env_step": 9, "credit": 1, "other": 2, "total": 12}
+
+
+def test_an_inner_phase_is_taken_out_of_the_outer_one(hands: Hands) -> None:
+    clock = PhaseClock(CPU)
+    clock.lap()
+    with clock.phase("inference"):
+        hands.spend(1)
+        with clock.phase("env_step"):
+            hands.spend(10)
+            with clock.phase("transfer"):
+                hands.spend(100)
+            with clock.phase("transfer"):
+                hands.spend(300)
+    clock.lap()
+    assert nonzero(clock.read()) == {"inference": 1, "env_step": 10, "transfer": 400, "total": 411}
+
+
+def test_parts_of_the_update_stay_inside_it(hands: Hands) -> None:
+    clock = PhaseClock(CPU)
+    clock.lap()
+    with clock.phase("update"):
+        hands.spend(1)
+        for part, spent in zip(UPDATE_PARTS, (10, 20, 40), strict=True):
+            with clock.phase(part):
+                hands.spend(spent)
+    clock.lap()
+    assert nonzero(clock.read()) == {"update": 71, "forward": 10, "backward": 20, "optimizer": 40, "total": 71}
+
+
+def test_a_phase_inside_a_part_is_taken_out_of_the_part_and_of_the_update(hands: Hands) -> None:
+    clock = PhaseClock(CPU)
+    clock.lap()
+    with clock.phase("log"), clock.phase("update"), clock.phase("forward"):
+        hands.spend(3)
+        with clock.phase("transfer"):
+            hands.spend(5)
+    clock.lap()
+    assert nonzero(clock.read()) == {"update": 3, "forward": 3, "transfer": 5, "total": 8}
+
+
+def test_a_phase_that_raises_is_timed_and_closed(hands: Hands) -> None:
+    clock = PhaseClock(CPU)
+    clock.lap()
+    with pytest.raises(KeyError), clock.phase("credit"):
+        hands.spend(3)
+        raise KeyError
+    with clock.phase("log"):
+        hands.spend(1)
+    clock.lap()
+    assert nonzero(clock.read()) == {"credit": 3, "log": 1, "total": 4}
+
+
+def test_several_laps_are_read_together_and_an_unfinished_one_waits(hands: Hands) -> None:
+    clock = PhaseClock(CPU)
+    hands.spend(1000)  # before the first lap: nobody's
+    clock.lap()
+    for _ in range(2):
+        with clock.phase("credit"):
+            hands.spend(3)
+        clock.lap()
+    with clock.phase("log"):
+        hands.spend(7)
+    assert nonzero(clock.read()) == {"credit": 6, "total": 6}
+    clock.lap()
+    assert nonzero(clock.read()) == {"log": 7, "total": 7}
+
+
+def test_nothing_to_read_is_all_zeros() -> None:
+    assert PhaseClock(CPU).read() == dict.fromkeys((*PHASES, *UPDATE_PARTS, "total"), 0.0)
+
+
+@pytest.mark.gpu
+def test_on_cuda_phases_sum_to_the_total_and_events_are_used_again() -> None:
+    clock = PhaseClock(torch.device("cuda"))
+    clock.lap()
+    for _ in range(3):
+        with clock.phase("update"):
+            with clock.phase("forward"):
+                torch.cuda._sleep(1_000_000)
+            with clock.phase("credit"):
+                torch.cuda._sleep(2_000_000)
+        clock.lap()
+        times = clock.read()
+        assert sum(times[name] for name in PHASES) == pytest.approx(times["total"], rel=1e-3, abs=1e-3)
+        # both sleeps count cycles of the same clock; the rest of the lap is launches
+        assert times["credit"] == pytest.approx(2 * times["forward"], rel=0.25)
+        assert times["forward"] <= times["update"] < times["credit"]
