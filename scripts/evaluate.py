@@ -23,9 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from envs.base import EnvError
 from trainer.builder import resolve_device
 from trainer.checkpoint import CheckpointError
-from trainer.config import ConfigError, one_line
+from trainer.config import ConfigError
 from trainer.evaluate import Episodes, evaluate, load_checkpoint
 from trainer.metrics import write_json
+from trainer.schema import one_line
 
 
 @dataclass

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from hydra._internal.utils import get_args_parser  # what hydra.main itself parses with; there is no public one
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer.config import ConfigError, from_omegaconf, one_line
-from trainer.schema import CONFIG_FOLDER, compose_for_resume, compose_raw
-
-
-def task_overrides(arguments: list[str] | None = None) -> list[str]:
-    """The ``key=value`` arguments of the command line that are not Hydra's own."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    return [a for a in arguments if "=" in a and not a.startswith(("-", "hydra.", "hydra/"))]
-
-
-def _single_values(override: str) -> list[str]:
-    """An override once for each value that it sweeps over."""
-    parsed = OverridesParser.create().parse_override(override)
-    if not parsed.is_sweep_override():
-        return [override]
-    prefix = override.partition("=")[0]
-    return [f"{prefix}={value}" for value in parsed.sweep_string_iterator()]
+from trainer.config import ConfigError
+from trainer.schema import CONFIG_FOLDER, compose_config, compose_for_resume, one_line
 
 
 def check_overrides(arguments: list[str]) -> str | None:
@@ -33,9 +19,9 @@ def check_overrides(arguments: list[str]) -> str | None:
 
     Each value of a sweep is checked with the first values of the others.
     """
-    overrides = task_overrides(arguments)
+    parsed = get_args_parser().parse_args(arguments)
     try:
-        choices = [_single_values(override) for override in overrides]
+        choices = [_single_values(override, parsed.multirun) for override in parsed.overrides]
         first = [values[0] for values in choices]
         _check(first)
         for index, values in enumerate(choices):
@@ -50,14 +36,35 @@ def check_overrides(arguments: list[str]) -> str | None:
     return None
 
 
+def _single_values(override: str, multirun: bool) -> list[str]:
+    """An override once for each value that it sweeps over."""
+    key = override.partition("=")[0]
+    if not key or (key == override and not key.startswith("~")):
+        raise ConfigError(f"{override}: an override is key=value, without spaces around the =")
+    parsed = _parse(override)
+    if not parsed.is_sweep_override():
+        return [override]
+    if not multirun:
+        raise ConfigError(f"{override} sweeps over several values: add -m")
+    return [f"{key}={value}" for value in parsed.sweep_string_iterator()]
+
+
+def _parse(override: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        raise ConfigError(f"{override}: {one_line(error)}") from error
+
+
 def _check(overrides: list[str]) -> None:
-    resume = next((o.partition("=")[2] for o in overrides if o.startswith("resume=")), None)
-    if resume in (None, "null"):
-        from_omegaconf(compose_raw(overrides))
-    elif (Path(resume) / "config.yaml").is_file():
-        compose_for_resume((Path(resume) / "config.yaml").read_text(), overrides)
-    else:
+    resume = next((_parse(o).value() for o in overrides if o.startswith("resume=")), None)
+    if resume is None:
+        compose_config(overrides)
+        return
+    config = Path(str(resume)) / "config.yaml"
+    if not config.is_file():
         raise ConfigError(f"resume={resume}: there is no run (no config.yaml)")
+    compose_for_resume(config.read_text(), [o for o in overrides if not o.startswith(("hydra.", "hydra/"))])
 
 
 def _missing(error: MissingConfigException) -> str:
@@ -65,4 +72,4 @@ def _missing(error: MissingConfigException) -> str:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     known = ", ".join(sorted(p.stem for p in (CONFIG_FOLDER / group).glob("*.yaml")))
     hint = "; any other id: env.id=<id>" if group == "env" else ""
-    return f"{group}={name}: there is no such preset under configs/{group}: {known}{hint}"
+    return f"{group}={name}: there is no such preset under configs/{group}: {known or 'it is empty'}{hint}"

@@ -14,46 +14,50 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a che
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from envs.base import EnvError
-from scripts.overrides import check_overrides, task_overrides
+from scripts.overrides import check_overrides
 from trainer import distributed
 from trainer.checkpoint import CheckpointError
-from trainer.config import Config, ConfigError, from_omegaconf
-from trainer.loop import TrainingError, train
+from trainer.config import Config, ConfigError
+from trainer.loop import TrainingError
 from trainer.run_folder import RunFolder
-from trainer.schema import CONFIG_FOLDER, compose_for_resume, register
+from trainer.schema import CONFIG_FOLDER, compose_for_resume, from_omegaconf, register
+from trainer.session import train
 
 #: What a user can mend: told in one line, without a traceback.
 EXPECTED_ERRORS = (ConfigError, EnvError, CheckpointError, TrainingError, OSError)
 
 
-def _prepare(composed: DictConfig) -> tuple[Config, RunFolder, bool]:
-    """The validated configuration, the run's folder, and whether it continues."""
-    base = Path(hydra.utils.get_original_cwd())
+class JobFailed(CompactHydraException):
+    """A job of a sweep failed: Hydra runs the others, then says so without a traceback and exits with status 1."""
+
+
+def _prepare(composed: DictConfig, base: Path) -> tuple[Config, RunFolder | None]:
+    """The validated configuration, and the folder of the run that it continues, if any."""
+    job = HydraConfig.get()
     if composed.resume is not None:
-        folder = RunFolder.existing(base / composed.resume)
-        return compose_for_resume(folder.config.read_text(), task_overrides()), folder, True
+        run = RunFolder.existing((base / composed.resume).resolve())
+        return compose_for_resume(run.config.read_text(), list(job.overrides.task)), run
     config = from_omegaconf(composed)
-    if HydraConfig.get().mode == RunMode.MULTIRUN and config.out is not None:
-        config.out = f"{config.out}/{HydraConfig.get().job.num}"  # one folder per job of a sweep
-    folder = RunFolder.create(config, base) if distributed.rank() == 0 else None
-    path = distributed.broadcast_object(folder.path if folder else None)
-    if path is None:
-        raise ConfigError("out: rank 0 made no run folder")
-    return config, RunFolder(path), False
+    if job.mode == RunMode.MULTIRUN and config.out is not None:
+        config.out = f"{config.out}/{job.job.num}"  # one folder per job of a sweep
+    return config, None
 
 
 def _run(composed: DictConfig) -> None:
+    base = Path(hydra.utils.get_original_cwd())
     distributed.initialize(str(composed.device))
     try:
-        status = train(*_prepare(composed))
+        config, continued = _prepare(composed, base)
+        status = train(config, base, continued)
     except EXPECTED_ERRORS as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise  # the sweep's other jobs run, and it ends with status 1
+            raise JobFailed(str(error)) from None
         sys.exit(1)
     finally:
         distributed.shutdown()

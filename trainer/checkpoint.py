@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from trainer.files import write_atomically
 
 #: Raised when the content of a checkpoint changes in a way that older code could not read.
 FORMAT = 1
@@ -29,30 +29,6 @@ def _update_of(path: Path) -> int:
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first."""
     return sorted((p for p in folder.glob("update-*.pt") if _update_of(p) >= 0), key=_update_of, reverse=True)
-
-
-def write_atomically(path: Path, write: Callable[[Any], None]) -> None:
-    """Write a file so that at every moment the old content or the new one is there whole.
-
-    A temporary file beside it is written, flushed to the disk, and renamed; if anything fails, it is removed and the
-    old file stays as it was.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
 
 
 def save(folder: Path, update: int, state: dict[str, Any]) -> Path:
@@ -152,5 +128,7 @@ def restore_rng_state(state: dict[str, torch.Tensor], device: torch.device) -> N
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text[:200]}"

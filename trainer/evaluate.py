@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,10 +11,11 @@ import torch
 from envs.actions import ActionMap
 from trainer import checkpoint
 from trainer.builder import autocast_dtype, make_env
-from trainer.checkpoint import CheckpointError, load, load_newest
-from trainer.config import Config, from_yaml
+from trainer.checkpoint import load, load_newest
+from trainer.config import Config
 from trainer.normalize import ObservationNormalizer
 from trainer.policy import ActorCritic
+from trainer.schema import from_yaml
 
 
 class Agent(NamedTuple):
@@ -84,9 +86,7 @@ def evaluate(
         device: where.
     """
     torch.manual_seed(seed)
-    if config.env.engine == "envpool":
-        config.env.pools = 1
-    env = make_env(config.env, episodes, device, seed)
+    env = make_env(dataclasses.replace(config.env, pools=1), episodes, device, seed)
     try:
         agent = make_agent(config, state, env.single_observation_space, env.single_action_space, device)
         observations = env.reset()
@@ -102,6 +102,3 @@ def evaluate(
         return Episodes(returns.tolist(), lengths.tolist())
     finally:
         env.close()
-
-
-__all__ = ["Agent", "CheckpointError", "Episodes", "evaluate", "load_checkpoint", "make_agent"]

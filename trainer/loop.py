@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -12,18 +11,16 @@ from envs.base import VecEnv
 from kernels.operations import Backend
 from trainer import checkpoint, distributed, estimator
 from trainer.builder import autocast_dtype, make_env, resolve_device
+from trainer.checkpoint import CheckpointError
 from trainer.collector import Collector
-from trainer.config import Config, to_dict, to_yaml
-from trainer.console import Console, make_console
+from trainer.config import Config
+from trainer.console import Console
 from trainer.episodes import Ended, EpisodeTracker
-from trainer.metrics import MetricsFile, WandbLogger, finite, write_json
 from trainer.normalize import ObservationNormalizer, RewardNormalizer, ValueNormalizer
 from trainer.policy import ActorCritic
 from trainer.ppo import PPO
-from trainer.report import machine, run_name, run_tags
 from trainer.rollout import Rollout, first_non_finite_row
-from trainer.run_folder import RunFolder
-from trainer.signals import StopSignal
+from trainer.schema import to_yaml
 from trainer.timing import PhaseClock
 
 
@@ -34,8 +31,8 @@ class TrainingError(RuntimeError):
 class Trainer:
     """One run: its parts, its counters, and the loop over updates."""
 
-    def __init__(self, config: Config, console: Console, stop: StopSignal):
-        self.config, self.console, self.stop = config, console, stop
+    def __init__(self, config: Config, console: Console):
+        self.config, self.console = config, console
         self.device = resolve_device(config.device)
         self.backend: Backend = estimator.resolve_backend(config.credit, self.device)
         torch.set_float32_matmul_precision(config.matmul_precision)
@@ -154,14 +151,8 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on."""
-        modules = {
-            "policy": self.policy,
-            "observation_normalizer": self.observation_normalizer,
-            "reward_normalizer": self.reward_normalizer,
-            "value_normalizer": self.value_normalizer,
-        }
         return {
-            "modules": {name: module.state_dict() for name, module in modules.items() if module is not None},
+            "modules": {name: module.state_dict() for name, module in self._modules().items()},
             "algorithm": self.algorithm.state_dict(),
             "episodes": self.episodes.state_dict(),
             "counters": {"update": self.update, "env_steps": self.env_steps, "seconds": self.seconds},
@@ -171,16 +162,30 @@ class Trainer:
             "config": to_yaml(self.config),
         }
 
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        modules = {
+            "policy": self.policy,
+            "observation_normalizer": self.observation_normalizer,
+            "reward_normalizer": self.reward_normalizer,
+            "value_normalizer": self.value_normalizer,
+        }
+        return {name: module for name, module in modules.items() if module is not None}
+
     def load_state_dict(self, state: dict[str, Any], where: str) -> None:
         """Restore what `state_dict` gave; envs that cannot restore their state start anew, seeded by the update.
 
         Raises:
-            CheckpointError: a tensor is missing or of another shape; names it.
+            CheckpointError: another number of envs, or a tensor is missing or of another shape; names it.
         """
-        for name in ("policy", "observation_normalizer", "reward_normalizer", "value_normalizer"):
-            module = getattr(self, name)
-            if module is not None:
-                checkpoint.load_module(module, state["modules"].get(name, {}), f"{where}: {name}")
+        saved_envs = state["episodes"]["previous_done"].numel()
+        if saved_envs != self.config.num_envs:
+            raise CheckpointError(f"{where}: num_envs={self.config.num_envs}, but the checkpoint has {saved_envs} envs")
+        modules = self._modules()
+        for name, module in modules.items():
+            checkpoint.load_module(module, state["modules"].get(name, {}), f"{where}: {name}")
+        unknown = sorted(state["modules"].keys() - modules.keys())
+        if unknown:
+            raise CheckpointError(f"{where}: this configuration has no {unknown[0]}; was it changed?")
         self.algorithm.load_state_dict(state["algorithm"])
         self.episodes.load_state_dict(state["episodes"])
         self.update, self.env_steps = state["counters"]["update"], state["counters"]["env_steps"]
@@ -193,126 +198,3 @@ class Trainer:
             checkpoint.restore_rng_state(state["rng"], self.device)
         else:
             torch.manual_seed(self.config.seed + 1_000_003 * distributed.rank() + 7919 * self.update)
-
-
-def train(config: Config, folder: RunFolder, resumed: bool) -> int:
-    """Run until ``total_steps``, a signal, or an error; returns the exit status.
-
-    Args:
-        config: validated.
-        folder: the run's folder, made already; with ``resumed`` its newest checkpoint is continued.
-        resumed: whether this continues a run.
-
-    Raises:
-        ConfigError, EnvError, CheckpointError, TrainingError: one line each.
-    """
-    is_main = distributed.rank() == 0
-    if not is_main:
-        config.logging.console, config.wandb.mode = "none", "disabled"
-    console = make_console(config.logging, run_name(config))
-    trainer: Trainer | None = None
-    try:
-        with StopSignal() as stop:
-            trainer = Trainer(config, console, stop)
-            return _Session(trainer, folder, resumed).run()
-    finally:
-        if trainer is not None:
-            trainer.env.close()
-        console.close()
-
-
-class _Session:
-    """A trainer with its folder: metrics, checkpoints, summary."""
-
-    def __init__(self, trainer: Trainer, folder: RunFolder, resumed: bool):
-        self.trainer, self.folder, self.console = trainer, folder, trainer.console
-        self.is_main = distributed.rank() == 0
-        config = trainer.config
-        previous_run: str | None = None
-        if resumed:
-            state = checkpoint.load_newest(folder.checkpoints, self.console.notice, trainer.device)
-            trainer.load_state_dict(state, str(folder.checkpoints))
-            previous_run = state["wandb_id"]
-        if self.is_main:
-            folder.write_config(config)
-            self.metrics = MetricsFile(folder.metrics, keep_updates=trainer.update)
-            self.wandb = WandbLogger(
-                config.wandb, folder.path, folder.path.name, run_tags(config, trainer.env.id, trainer.backend),
-                {**to_dict(config), "env_id": trainer.env.id, "previous_wandb_run": previous_run},
-                self.metrics.kept, self.console.notice,
-            )  # fmt: skip
-        self._last_save = time.monotonic()
-
-    def run(self) -> int:
-        """The loop over updates."""
-        trainer = self.trainer
-        env, config = trainer.env, trainer.config
-        self.console.notice(
-            f"{env.id} on {env.engine}, {config.num_envs} envs x {config.rollout_length} steps, "
-            f"{machine(trainer.device)}, credit {config.credit.estimator} on {trainer.backend}; {self.folder.path}"
-        )
-        status = "failed"
-        exit_status = 1
-        try:
-            trainer.clock.lap()
-            while not trainer.finished and not self._stop_agreed():
-                metrics = trainer.train_one_update()
-                with trainer.clock.phase("log"):
-                    self._record(metrics)
-            status, exit_status = ("finished", 0) if trainer.finished else ("stopped", trainer.stop.exit_status)
-        finally:
-            self._finish(status, exit_status)
-        return exit_status
-
-    def _stop_agreed(self) -> bool:
-        return distributed.any_rank(self.trainer.stop.received, self.trainer.device)
-
-    def _record(self, metrics: dict[str, Any]) -> None:
-        trainer = self.trainer
-        if not self.is_main:
-            return
-        self.metrics.write(metrics)
-        self.wandb.log({key: finite(value) for key, value in metrics.items()})
-        self.console.show(metrics, trainer.progress)
-        settings = trainer.config.checkpoint
-        due = settings.interval_updates and trainer.update % settings.interval_updates == 0
-        if due or time.monotonic() - self._last_save > settings.interval_seconds:
-            self._save()
-
-    def _save(self) -> None:
-        state = {**self.trainer.state_dict(), "wandb_id": self.wandb.id}
-        checkpoint.save(self.folder.checkpoints, self.trainer.update, state)
-        self._last_save = time.monotonic()
-
-    def _finish(self, status: str, exit_status: int) -> None:
-        """Save and sum up, also when the loop failed: the last state that was applied is a good one."""
-        if not self.is_main:
-            return
-        trainer = self.trainer
-        self._save()
-        self.metrics.close()
-        summary = {
-            "status": status,
-            "algo": trainer.config.algo,
-            "env_id": trainer.env.id,
-            "engine": trainer.env.engine,
-            "seed": trainer.config.seed,
-            "credit_backend": trainer.backend,
-            "updates": trainer.update,
-            "env_steps": trainer.env_steps,
-            "seconds": trainer.seconds,
-            "steps_per_second": trainer.env_steps / trainer.seconds if trainer.seconds else None,
-            "episodes": trainer.episodes.ended,
-            "episode_return": trainer.episodes.mean_return(),
-            "episode_length": trainer.episodes.mean_length(),
-            "machine": machine(trainer.device),
-            "torch": torch.__version__,
-        }
-        write_json(self.folder.summary, summary)
-        self.wandb.finish(summary, exit_status)
-        self.console.close()
-        window, mean = len(trainer.episodes.returns), trainer.episodes.mean_return()
-        self.console.notice(
-            f"{status} after {trainer.env_steps} steps, {trainer.update} updates, {trainer.seconds:.1f} s; mean return "
-            f"of the last {window} episodes {'-' if mean is None else f'{mean:.2f}'}; {self.folder.path}"
-        )

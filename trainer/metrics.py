@@ -3,14 +3,16 @@ wandb."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import write_atomically
 from trainer.config import WandbConfig
+from trainer.files import naming, write_atomically
 
 Metrics = dict[str, Any]
 
@@ -34,19 +36,28 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 
 class MetricsFile:
-    """One JSON object per line and update, flushed as it is written."""
+    """One JSON object per line and update, written as it comes."""
 
     def __init__(self, path: Path, keep_updates: int):
         """Open for appending, keeping only updates up to ``keep_updates``: a resumed run holds each update once."""
         self.kept = [row for row in read_metrics(path) if row["update"] <= keep_updates]
         text = "".join(json.dumps(row) + "\n" for row in self.kept)
         write_atomically(path, lambda file: file.write(text.encode()))
-        self._file = path.open("a")
+        self._path = path
+        self._file = path.open("ab", buffering=0)
 
     def write(self, metrics: Metrics) -> None:
-        """Append one update."""
-        self._file.write(json.dumps({key: finite(value) for key, value in metrics.items()}) + "\n")
-        self._file.flush()
+        """Append one update.
+
+        Raises:
+            OSError: the disk is full, say; it names the file, which ends with the update before.
+        """
+        line = (json.dumps({key: finite(value) for key, value in metrics.items()}) + "\n").encode()
+        end = self._file.tell()
+        with naming(self._path):
+            if self._file.write(line) < len(line):  # a disk that fills up takes a part
+                self._file.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Close the file."""

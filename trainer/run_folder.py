@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
-from trainer import checkpoint
-from trainer.config import Config, ConfigError, from_yaml, to_yaml
+from trainer.config import Config, ConfigError
+from trainer.files import write_atomically
+from trainer.schema import to_yaml
 
 
 class RunFolder:
@@ -30,13 +31,10 @@ class RunFolder:
         Raises:
             ConfigError: ``out`` already holds a run, or the folder cannot be made.
         """
+        refuse_taken(config, base)
         try:
             if config.out is not None:
                 path = base / config.out
-                if (path / "config.yaml").exists():
-                    raise ConfigError(
-                        f"out={config.out} already holds a run; choose another, or continue it: resume={config.out}"
-                    )
                 path.mkdir(parents=True, exist_ok=True)
                 return cls(path)
             now = datetime.datetime.now()
@@ -45,7 +43,9 @@ class RunFolder:
             parent.mkdir(parents=True, exist_ok=True)
             return cls(_make_unique(parent, name))
         except OSError as error:
-            raise ConfigError(f"out={config.out}: the run folder cannot be made: {error.strerror}") from error
+            raise ConfigError(
+                f"out={config.out}: the run folder cannot be made: {error.filename}: {error.strerror}"
+            ) from error
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
@@ -61,11 +61,17 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Write ``config.yaml``, resolved."""
-        checkpoint.write_atomically(self.config, lambda file: file.write(to_yaml(config).encode()))
+        write_atomically(self.config, lambda file: file.write(to_yaml(config).encode()))
 
-    def read_config(self) -> Config:
-        """The configuration that the run was started with."""
-        return from_yaml(self.config.read_text())
+
+def refuse_taken(config: Config, base: Path) -> None:
+    """Refuse an ``out`` that already holds a run.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if config.out is not None and (base / config.out / "config.yaml").exists():
+        raise ConfigError(f"out={config.out} already holds a run; choose another, or continue it: resume={config.out}")
 
 
 def _make_unique(parent: Path, name: str) -> Path:

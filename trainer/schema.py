@@ -1,23 +1,43 @@
-"""The Hydra side of the configuration: schema, groups, and what the command line overrides on resume."""
+"""The configuration as Hydra and OmegaConf see it: composed from groups and overrides, saved, loaded, refused."""
 
 from __future__ import annotations
 
+import difflib
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
-from trainer.config import Config, ConfigError, from_omegaconf, one_line
+from trainer.config import Config, ConfigError
+from trainer.validation import validate
 
 CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "configs"
 
 
+def _schema() -> DictConfig:
+    schema = OmegaConf.structured(Config)
+    OmegaConf.set_struct(schema.env.options, False)  # whatever the engine knows
+    return schema
+
+
 def register() -> None:
     """Tell Hydra the typed schema under which ``configs/config.yaml`` is checked."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    ConfigStore.instance().store(name="schema", node=_schema())
+
+
+def compose_raw(overrides: list[str]) -> DictConfig:
+    """What Hydra composes from ``configs`` and overrides, not yet validated."""
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        return compose("config", overrides=overrides)
 
 
 def compose_config(overrides: list[str]) -> Config:
@@ -30,12 +50,41 @@ def compose_config(overrides: list[str]) -> Config:
     return from_omegaconf(compose_raw(overrides))
 
 
-def compose_raw(overrides: list[str]) -> DictConfig:
-    """What Hydra composes, not yet validated."""
-    register()
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        return compose("config", overrides=overrides)
+def from_omegaconf(composed: DictConfig) -> Config:
+    """The validated `Config` of what Hydra composed.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is missing, of the wrong type, or impossible.
+    """
+    try:
+        # as plain values: a key that was added with `+` meets the schema like any other
+        config = OmegaConf.to_object(OmegaConf.merge(_schema(), OmegaConf.to_container(composed, resolve=True)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error)) from error
+    if not isinstance(config, Config):
+        raise ConfigError(f"the configuration is a {type(config).__name__}, not a mapping of keys")
+    validate(config)
+    return config
+
+
+def from_yaml(text: str) -> Config:
+    """The validated `Config` of a run folder's ``config.yaml``.
+
+    Raises:
+        ConfigError: not YAML, or refused.
+    """
+    return from_omegaconf(_mapping(text))
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as YAML, the content of a run folder's ``config.yaml``."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The resolved configuration as plain nested dictionaries."""
+    container = OmegaConf.to_container(OmegaConf.structured(config))
+    return {str(key): value for key, value in container.items()} if isinstance(container, dict) else {}
 
 
 def compose_for_resume(saved: str, overrides: list[str]) -> Config:
@@ -47,20 +96,62 @@ def compose_for_resume(saved: str, overrides: list[str]) -> Config:
 
     Raises:
         ConfigError: a preset (a config group) was given, or a key is unknown, or a value impossible.
+        HydraException: an override cannot be parsed.
     """
-    config = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(saved))
-    for override in overrides:
-        key, _, value = override.partition("=")
+    config = _mapping(saved)
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key = override.key_or_group
         if key == "resume":
             continue
         if (CONFIG_FOLDER / key).is_dir():
             raise ConfigError(
-                f"{override}: a preset cannot be changed on resume; override single keys, e.g. total_steps=..."
+                f"{override.input_line}: a preset cannot be changed on resume; override single keys, e.g. "
+                f"total_steps=..."
             )
-        try:
-            OmegaConf.update(config, key, OmegaConf.create(f"value: {value}").value)
-        except OmegaConfBaseException as error:
-            raise ConfigError(one_line(error)) from error
-    if not isinstance(config, DictConfig):
-        raise ConfigError("config.yaml is not a mapping of keys")
+        OmegaConf.update(config, key, override.value())
     return from_omegaconf(config)
+
+
+def _mapping(text: str) -> DictConfig:
+    try:
+        loaded = OmegaConf.create(text)
+    except YAMLError as error:
+        raise ConfigError(f"config.yaml cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError("config.yaml is not a mapping of keys")
+    return loaded
+
+
+def all_keys() -> list[str]:
+    """Every dotted key there is, for suggestions."""
+    keys = []
+    for top in fields(Config):
+        default = top.default_factory() if callable(top.default_factory) else None
+        if default is not None and hasattr(default, "__dataclass_fields__"):
+            keys += [f"{top.name}.{inner.name}" for inner in fields(default)]
+        else:
+            keys.append(top.name)
+    return keys
+
+
+def one_line(error: Exception, known: list[str] | None = None) -> str:
+    """An OmegaConf or Hydra error as one line that names the key and, where it can, the cure.
+
+    Args:
+        error: what was raised.
+        known: the keys there are; by default those of `Config`.
+    """
+    known = all_keys() if known is None else known
+    key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    first = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(error).__name__)
+    if not key:
+        return first
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        last = str(key).rpartition(".")[2]
+        close = difflib.get_close_matches(str(key), known, n=1) or [
+            name for name in known if difflib.get_close_matches(last, [name.rpartition(".")[2]], cutoff=0.75)
+        ]
+        hint = f"; did you mean {close[0]}?" if close else "; `python scripts/train.py --cfg job` prints them all"
+        return f"{key}: there is no such key{hint}"
+    return f"{key}: {first}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SHOW_CURSOR = b"\x1b[?25h"  # the live console hides it
 
 
 class StopSignal:
@@ -27,11 +29,13 @@ class StopSignal:
 
     @property
     def exit_status(self) -> int:
-        """143 for SIGTERM, 130 for SIGINT, 138 for SIGUSR1."""
-        return 128 + (self.number or 0)
+        """143 for SIGTERM, 130 for SIGINT, 138 for SIGUSR1, 0 if none came."""
+        return 0 if self.number is None else 128 + self.number
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received:
+            if sys.stdout.isatty():
+                os.write(sys.stdout.fileno(), _SHOW_CURSOR)
             os._exit(128 + number)  # files are replaced whole, so none is harmed
         self.number = number
 

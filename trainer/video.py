@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import gymnasium
+import imageio.v3  # pyright: ignore[reportMissingImports]
+import numpy as np
 import torch
 
 from trainer.evaluate import load_checkpoint, make_agent
@@ -18,24 +20,22 @@ from trainer.evaluate import load_checkpoint, make_agent
 
 def film(checkpoint: Path, target: Path, seed: int, max_steps: int = 2000) -> float:
     """Play one episode with the most likely actions, write it as a video, and return its return."""
-    import imageio
-
     config, state = load_checkpoint(checkpoint)
     device = torch.device("cpu")
-    env = gymnasium.make(state["env_id"], render_mode="rgb_array")
+    env = gymnasium.make(state["env_id"], render_mode="rgb_array", max_episode_steps=config.env.max_episode_steps)
     agent = make_agent(config, state, env.observation_space, env.action_space, device)
     observation, _ = env.reset(seed=seed)
-    frames, total = [env.render()], 0.0
+    frames, total = [np.asarray(env.render())], 0.0
     for _ in range(max_steps):
         action = agent.act(torch.as_tensor(observation, dtype=torch.float32)[None], deterministic=True)[0]
         observation, reward, terminated, truncated, _ = env.step(action.numpy())
-        frames.append(env.render())
+        frames.append(np.asarray(env.render()))
         total += float(reward)
         if terminated or truncated:
             break
     env.close()
     target.parent.mkdir(parents=True, exist_ok=True)
-    imageio.mimwrite(target, frames, fps=env.metadata.get("render_fps", 30), macro_block_size=1)
+    imageio.v3.imwrite(target, frames, fps=env.metadata.get("render_fps", 30), macro_block_size=1)
     return total
 
 

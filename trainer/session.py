@@ -1,0 +1,154 @@
+"""One run from start to end: the loop over updates with its folder, checkpoints, console and exit status."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer import checkpoint, distributed
+from trainer.config import Config
+from trainer.console import make_console
+from trainer.loop import Trainer
+from trainer.metrics import MetricsFile, WandbLogger, finite, write_json
+from trainer.report import machine, run_name, run_tags
+from trainer.run_folder import RunFolder, refuse_taken
+from trainer.schema import to_dict
+from trainer.signals import StopSignal
+
+_STOPPED_BY_ANOTHER_RANK = 128 + signal.SIGTERM
+
+
+def train(config: Config, base: Path, continued: RunFolder | None = None) -> int:
+    """Run until ``total_steps``, a signal, or an error; returns the exit status.
+
+    A new run's folder is made once everything else stands: a run that is refused leaves none.
+
+    Args:
+        config: validated.
+        base: what a relative ``out`` is relative to.
+        continued: the run whose newest checkpoint is continued in place; None starts a new run.
+
+    Raises:
+        ConfigError, EnvError, CheckpointError, TrainingError, OSError: one line each.
+    """
+    if continued is None:
+        refuse_taken(config, base)
+    if distributed.rank() != 0:
+        config.logging.console, config.wandb.mode = "none", "disabled"
+    console = make_console(config.logging, run_name(config))
+    trainer: Trainer | None = None
+    try:
+        with StopSignal() as stop:
+            trainer = Trainer(config, console)
+            status = _Session(trainer, base, continued, stop).run()
+            return stop.exit_status or status  # a finished run may have got its signal while it was summed up
+    finally:
+        if trainer is not None:
+            trainer.env.close()
+        console.close()
+
+
+class _Session:
+    """A trainer with its folder: metrics, checkpoints, summary."""
+
+    def __init__(self, trainer: Trainer, base: Path, continued: RunFolder | None, stop: StopSignal):
+        self.trainer, self.console, self.stop = trainer, trainer.console, stop
+        self.is_main = distributed.rank() == 0
+        previous_run: str | None = None
+        if continued is not None:
+            state = checkpoint.load_newest(continued.checkpoints, self.console.notice, trainer.device)
+            trainer.load_state_dict(state, str(continued.checkpoints))
+            previous_run = state["wandb_id"]
+        if self.is_main:
+            self._open(continued or RunFolder.create(trainer.config, base), previous_run)
+        self._last_save = time.monotonic()
+
+    def _open(self, folder: RunFolder, previous_run: str | None) -> None:
+        """Begin the run's files and its wandb run."""
+        env, config, backend = self.trainer.env, self.trainer.config, self.trainer.backend
+        self.folder = folder
+        folder.write_config(config)
+        self.metrics = MetricsFile(folder.metrics, keep_updates=self.trainer.update)
+        self.wandb = WandbLogger(
+            config.wandb, folder.path, folder.path.name, run_tags(config, env.id, backend),
+            {**to_dict(config), "env_id": env.id, "previous_wandb_run": previous_run},
+            self.metrics.kept, self.console.notice,
+        )  # fmt: skip
+        self.console.notice(
+            f"{env.id} on {env.engine}, {config.num_envs} envs x {config.rollout_length} steps, "
+            f"{machine(self.trainer.device)}, credit {config.credit.estimator} on {backend}; {folder.path}"
+        )
+
+    def run(self) -> int:
+        """The loop over updates; returns the exit status."""
+        trainer = self.trainer
+        status, exit_status = "failed", 1
+        try:
+            trainer.clock.lap()
+            while not trainer.finished and not self._stop_agreed():
+                metrics = trainer.train_one_update()
+                with trainer.clock.phase("log"):
+                    self._record(metrics)
+            status, exit_status = "finished", 0
+            if not trainer.finished:
+                status, exit_status = "stopped", self.stop.exit_status or _STOPPED_BY_ANOTHER_RANK
+        finally:
+            self._finish(status, exit_status)
+        return exit_status
+
+    def _stop_agreed(self) -> bool:
+        return distributed.any_rank(self.stop.received, self.trainer.device)
+
+    def _record(self, metrics: dict[str, Any]) -> None:
+        trainer = self.trainer
+        if not self.is_main:
+            return
+        self.metrics.write(metrics)
+        self.wandb.log({key: finite(value) for key, value in metrics.items()})
+        self.console.show(metrics, trainer.progress)
+        settings = trainer.config.checkpoint
+        due = settings.interval_updates and trainer.update % settings.interval_updates == 0
+        if due or time.monotonic() - self._last_save > settings.interval_seconds:
+            self._save()
+
+    def _save(self) -> None:
+        state = {**self.trainer.state_dict(), "wandb_id": self.wandb.id}
+        checkpoint.save(self.folder.checkpoints, self.trainer.update, state)
+        self._last_save = time.monotonic()
+
+    def _finish(self, status: str, exit_status: int) -> None:
+        """Save and sum up, also when the loop failed: the last state that was applied is a good one."""
+        if not self.is_main:
+            return
+        trainer = self.trainer
+        self._save()
+        self.metrics.close()
+        summary = {
+            "status": status,
+            "algo": trainer.config.algo,
+            "env_id": trainer.env.id,
+            "engine": trainer.env.engine,
+            "seed": trainer.config.seed,
+            "credit_backend": trainer.backend,
+            "updates": trainer.update,
+            "env_steps": trainer.env_steps,
+            "seconds": trainer.seconds,
+            "steps_per_second": trainer.env_steps / trainer.seconds if trainer.seconds else None,
+            "episodes": trainer.episodes.ended,
+            "episode_return": trainer.episodes.mean_return(),
+            "episode_length": trainer.episodes.mean_length(),
+            "machine": machine(trainer.device),
+            "torch": torch.__version__,
+        }
+        write_json(self.folder.summary, summary)
+        self.wandb.finish(summary, exit_status)
+        self.console.close()
+        window, mean = len(trainer.episodes.returns), trainer.episodes.mean_return()
+        self.console.notice(
+            f"{status} after {trainer.env_steps} steps, {trainer.update} updates, {trainer.seconds:.1f} s; mean return "
+            f"of the last {window} episodes {'-' if mean is None else f'{mean:.2f}'}; {self.folder.path}"
+        )

@@ -1,0 +1,130 @@
+"""What the configuration's values may be: checked once, before any env starts."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from typing import Any
+
+from trainer.config import Config, ConfigError
+
+_CHOICES = {
+    "algo": ("ppo",),
+    "autocast": ("none", "bfloat16"),
+    "matmul_precision": ("highest", "high"),
+    "env.engine": ("envpool", "mujoco_warp", "torch"),
+    "env.action_map": ("clip", "rescale", "squash", "none"),
+    "env.physics": ("rk4", "euler"),
+    "policy.activation": ("elu", "relu", "tanh"),
+    "credit.estimator": ("gae", "vtrace", "td_lambda", "discounted"),
+    "credit.backend": ("auto", "triton", "torch"),
+    "credit.torch_mode": ("auto", "loop", "scan", "compiled"),
+    "ppo.lr_schedule": ("constant", "linear", "adaptive"),
+    "logging.console": ("auto", "rich", "plain", "none"),
+    "wandb.mode": ("offline", "online", "disabled"),
+}
+# key: (lowest, highest, whether the lowest itself is allowed)
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "num_envs": (1, 2**24, True),
+    "rollout_length": (1, 2**24, True),
+    "total_steps": (1, math.inf, True),
+    "seed": (0, 2**31 - 1, True),
+    "env.pools": (1, 1024, True),
+    "env.num_threads": (0, 4096, True),
+    "env.timeout": (0, math.inf, False),
+    "env.max_episode_steps": (1, math.inf, True),
+    "env.reseed_interval": (0, math.inf, True),
+    "policy.init_log_std": (-20, 20, True),
+    "policy.min_log_std": (-20, 20, True),
+    "policy.max_log_std": (-20, 20, True),
+    "credit.gamma": (0, 1, True),
+    "credit.gae_lambda": (0, 1, True),
+    "credit.td_lambda": (0, 1, True),
+    "credit.vtrace_lambda": (0, 1, True),
+    "credit.rho_bar": (0, math.inf, False),
+    "credit.c_bar": (0, math.inf, False),
+    "credit.pg_rho_bar": (0, math.inf, False),
+    "normalize.observation_clip": (0, math.inf, False),
+    "ppo.learning_rate": (0, math.inf, True),
+    "ppo.desired_kl": (0, math.inf, False),
+    "ppo.min_learning_rate": (0, math.inf, False),
+    "ppo.max_learning_rate": (0, math.inf, False),
+    "ppo.update_epochs": (1, 1000, True),
+    "ppo.num_minibatches": (1, math.inf, True),
+    "ppo.clip_range": (0, math.inf, False),
+    "ppo.value_clip_range": (0, math.inf, False),
+    "ppo.value_coef": (0, math.inf, True),
+    "ppo.entropy_coef": (0, math.inf, True),
+    "ppo.max_grad_norm": (0, math.inf, False),
+    "ppo.target_kl": (0, math.inf, False),
+    "ppo.adam_eps": (0, math.inf, False),
+    "ppo.max_skipped_updates": (1, math.inf, True),
+    "checkpoint.interval_seconds": (0, math.inf, False),
+    "checkpoint.interval_updates": (0, math.inf, True),
+    "logging.plain_interval": (0, math.inf, True),
+    "logging.episode_window": (1, 10**6, True),
+}
+
+
+def get(config: Config, key: str) -> Any:
+    """The value under a dotted key, e.g. ``ppo.clip_range``."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _check_choice(config: Config, key: str, choices: tuple[str, ...]) -> None:
+    value = get(config, key)
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{hint}")
+
+
+def _check_range(config: Config, key: str, low: float, high: float, low_allowed: bool) -> None:
+    value = get(config, key)
+    if value is None:  # optional keys
+        return
+    if not math.isfinite(value) or value > high or value < low or (value == low and not low_allowed):
+        relation = "at least" if low_allowed else "greater than"
+        limit = "" if math.isinf(high) else f" and at most {high}"
+        raise ConfigError(f"{key}={value} must be finite, {relation} {low}{limit}")
+
+
+def validate(config: Config) -> None:
+    """Refuse what cannot run.
+
+    Raises:
+        ConfigError: one line that names the key, its value and what would be right.
+    """
+    for key, choices in _CHOICES.items():
+        _check_choice(config, key, choices)
+    for key, (low, high, low_allowed) in _RANGES.items():
+        _check_range(config, key, low, high, low_allowed)
+    if config.ppo.num_minibatches > config.steps_per_rollout:
+        raise ConfigError(
+            f"ppo.num_minibatches={config.ppo.num_minibatches} is more than the {config.steps_per_rollout} rows of a "
+            f"rollout (num_envs={config.num_envs} * rollout_length={config.rollout_length})"
+        )
+    if not config.policy.hidden_sizes or min(config.policy.hidden_sizes) < 1:
+        raise ConfigError(f"policy.hidden_sizes={config.policy.hidden_sizes} must be one or more positive widths")
+    if config.policy.min_log_std > config.policy.init_log_std or config.policy.init_log_std > config.policy.max_log_std:
+        raise ConfigError(
+            f"policy.init_log_std={config.policy.init_log_std} must lie between policy.min_log_std="
+            f"{config.policy.min_log_std} and policy.max_log_std={config.policy.max_log_std}"
+        )
+    if config.ppo.min_learning_rate > config.ppo.max_learning_rate:
+        raise ConfigError(
+            f"ppo.min_learning_rate={config.ppo.min_learning_rate} exceeds ppo.max_learning_rate="
+            f"{config.ppo.max_learning_rate}"
+        )
+    if config.env.engine == "envpool" and config.env.pools > config.num_envs:
+        raise ConfigError(f"env.pools={config.env.pools} is more than num_envs={config.num_envs}")
+    _check_device_name(config.device)
+
+
+def _check_device_name(device: str) -> None:
+    kind, _, index = device.partition(":")
+    if device not in ("auto", "cpu") and (kind != "cuda" or (":" in device and not index.isdigit())):
+        raise ConfigError(f"device={device} is not one of auto, cpu, cuda, cuda:N")
