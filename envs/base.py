@@ -105,7 +105,10 @@ class VecEnv(abc.ABC):
         """Wait for the step that ``send`` started and return its result."""
 
     def step(self, actions: Tensor) -> StepResult:
-        """Step all envs once: ``send`` to every pool, then ``recv`` from every pool, joined along the env axis."""
+        """Step all envs once: ``send`` to every pool, then ``recv`` from every pool, joined along the env axis.
+
+        If a pool refuses its actions, the pools before it have a step under way, which `reset` drops.
+        """
         for pool, columns in enumerate(self.pools):
             self.send(pool, actions[columns])
         results = [self.recv(pool) for pool in range(len(self.pools))]

@@ -48,7 +48,7 @@ class StagingRing:
         copied.synchronize()
         for view, source in zip(views, sources, strict=True):
             view.copy_(source)
-        on_device = torch.empty_like(buffer, device=self._device).copy_(buffer, non_blocking=True)
+        on_device = torch.empty(buffer.shape, dtype=torch.uint8, device=self._device).copy_(buffer, non_blocking=True)
         copied.record(torch.cuda.current_stream(self._device))
         return unpack(on_device, self._fields)
 

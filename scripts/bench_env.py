@@ -13,18 +13,22 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import resource
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
+
 import gymnasium
 import numpy as np
 import torch
-from provenance import append_rows, format_table, provenance
 
 import envs
+from scripts.provenance import append_rows, format_table, provenance
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "envs.csv"
 PACKAGES = {"envpool": ("envpool",), "mujoco_warp": ("mujoco-warp", "warp-lang"), "torch": ()}
@@ -99,7 +103,7 @@ def steps_per_second(env: envs.VecEnv, batches: Any, case: Case) -> float:
 def resident_mib() -> float:
     """Resident memory of this process, MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 / 2**20
+    return pages * resource.getpagesize() / 2**20
 
 
 def parse_arguments() -> argparse.Namespace:
