@@ -1,0 +1,197 @@
+"""The collector writes what a scripted env gave, under the policy that acted, whatever the pools and windows."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from fake_env import ModePolicy, Script, ScriptedEnv, make_collector, make_policy, random_script
+from torch import Tensor
+
+from trainer.normalize import ObservationNormalizer, ValueNormalizer
+from trainer.rollout import Rollout, first_non_finite_row
+
+LENGTH, NUM_ENVS = 13, 5
+FIELDS = ("observations", "actions", "log_probs", "values", "rewards", "terminated", "truncated", "valid")
+BOX = gymnasium.spaces.Box(-0.3, 0.3, (2,))
+
+
+@pytest.fixture
+def script() -> Script:
+    script = random_script(LENGTH, NUM_ENVS)
+    assert script.terminated.any() and script.truncated.any() and not script.valid.all()
+    return script
+
+
+def fields(rollout: Rollout) -> dict[str, Tensor]:
+    """Copies: the next window is written into the same memory."""
+    return {name: getattr(rollout, name).clone() for name in FIELDS}
+
+
+def experienced_normalizer() -> ObservationNormalizer:
+    normalizer = ObservationNormalizer((3,), clip=10.0)
+    rows = 2 + 3 * torch.randn(100, 3, generator=torch.Generator().manual_seed(8))
+    normalizer.running.update(rows, torch.ones(100, dtype=torch.bool))
+    return normalizer
+
+
+def test_rows_hold_what_the_env_gave(script: Script) -> None:
+    env = ScriptedEnv(script)
+    rollout = make_collector(env, make_policy(env), LENGTH).collect()
+    for name in Script._fields:
+        assert torch.equal(getattr(rollout, name), getattr(script, name)), name
+
+
+def test_values_and_log_probs_are_the_behaviour_policys(script: Script) -> None:
+    env = ScriptedEnv(script)
+    policy = make_policy(env)
+    rollout = make_collector(env, policy, LENGTH).collect()
+    flat = policy.evaluate(script.observations[:-1].flatten(0, 1), rollout.actions.flatten())
+    torch.testing.assert_close(rollout.log_probs.flatten(), flat.log_probs)
+    torch.testing.assert_close(rollout.values[:-1].flatten(), flat.values)
+
+
+def test_the_value_one_row_after_an_end_is_that_of_the_final_observation(script: Script) -> None:
+    env = ScriptedEnv(script)
+    policy = make_policy(env)
+    rollout = make_collector(env, policy, LENGTH).collect()
+    fillers = script.bootstrapped_from_final
+    finals = script.observations[:-1][fillers]
+    assert fillers.any()
+    torch.testing.assert_close(rollout.values[:-1][fillers], policy.value(finals))
+    torch.testing.assert_close(rollout.last_value, policy.value(script.observations[-1]))
+
+
+def test_windows_chain_into_one_long_rollout(script: Script) -> None:
+    whole_env, env = ScriptedEnv(script), ScriptedEnv(script)
+    whole = make_collector(whole_env, make_policy(whole_env, kind=ModePolicy), LENGTH).collect()
+    collector = make_collector(env, make_policy(env, kind=ModePolicy), 4)
+    for start in (0, 4, 8):
+        part = collector.collect()
+        for name in FIELDS:
+            got, expected = getattr(part, name), getattr(whole, name)
+            assert torch.equal(got, expected[start : start + len(got)]), (name, start)
+
+
+@pytest.mark.parametrize("num_pools", [2, 3, NUM_ENVS])
+def test_several_pools_equal_one(script: Script, num_pools: int) -> None:
+    def two_windows(pools: int) -> tuple[list[dict[str, Tensor]], Tensor]:
+        env = ScriptedEnv(script, BOX, pools)
+        normalizer = experienced_normalizer()
+        collector = make_collector(env, make_policy(env, kind=ModePolicy), 6, normalizer, ValueNormalizer())
+        return [fields(collector.collect()) for _ in range(2)], env.actions
+
+    (expected, expected_actions), (got, got_actions) = two_windows(1), two_windows(num_pools)
+    torch.testing.assert_close(got_actions, expected_actions)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_raw_actions_are_stored_and_bounded_ones_are_sent(script: Script) -> None:
+    env = ScriptedEnv(script, BOX)
+    policy = make_policy(env)
+    rollout = make_collector(env, policy, LENGTH).collect()
+    assert rollout.actions.abs().max() > 0.3
+    assert torch.equal(env.actions, rollout.actions.clamp(-0.3, 0.3))
+    raw = policy.evaluate(script.observations[:-1].flatten(0, 1), rollout.actions.flatten(0, 1))
+    torch.testing.assert_close(rollout.log_probs.flatten(), raw.log_probs)
+
+
+def test_discrete_actions_reach_the_env_with_the_spaces_start(script: Script) -> None:
+    env = ScriptedEnv(script, gymnasium.spaces.Discrete(3, start=5))
+    rollout = make_collector(env, make_policy(env), LENGTH).collect()
+    assert torch.equal(env.actions, rollout.actions + 5)
+
+
+def test_observations_are_normalized_with_the_statistics_before_the_rollout(script: Script) -> None:
+    env, normalizer, frozen = ScriptedEnv(script), experienced_normalizer(), experienced_normalizer()
+    policy = make_policy(env)
+    rollout = make_collector(env, policy, LENGTH, normalizer).collect()
+    expected = frozen(script.observations)
+    assert torch.equal(rollout.observations, expected)
+    torch.testing.assert_close(rollout.values, policy.value(expected.flatten(0, 1)).view(LENGTH + 1, NUM_ENVS))
+
+
+def test_the_normalizer_learns_from_exactly_the_valid_rows_of_each_window(script: Script) -> None:
+    env, normalizer = ScriptedEnv(script), ObservationNormalizer((3,), clip=10.0)
+    collector = make_collector(env, make_policy(env), 4, normalizer)
+    for rows in (4, 8, 12):
+        collector.collect()
+        seen = script.observations[:rows][script.valid[:rows]].double().numpy()
+        assert normalizer.running.count == len(seen)
+        np.testing.assert_allclose(normalizer.running.mean.numpy(), seen.mean(0), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(normalizer.running.variance().numpy(), seen.var(0), rtol=1e-9)
+
+
+def test_integer_observations_are_normalized_to_floats(script: Script) -> None:
+    integers = (40 * script.observations).to(torch.uint8)
+    env, normalizer, frozen = (
+        ScriptedEnv(script._replace(observations=integers)),
+        experienced_normalizer(),
+        experienced_normalizer(),
+    )
+    collector = make_collector(env, make_policy(env), 6, normalizer)
+    collector.collect()
+    torch.testing.assert_close(collector.rollout.observations, frozen(integers[:7]))
+    assert torch.equal(normalizer.running.count, frozen.running.count + script.valid[:6].sum())
+
+
+def test_values_are_stored_in_units_of_the_reward(script: Script) -> None:
+    env, value_normalizer = ScriptedEnv(script), ValueNormalizer()
+    policy = make_policy(env)
+    value_normalizer.running.update(torch.tensor([90.0, 110.0]), torch.ones(2, dtype=torch.bool))
+    rollout = make_collector(env, policy, LENGTH, value_normalizer=value_normalizer).collect()
+    in_critics_units = policy.value(script.observations.flatten(0, 1)).view(LENGTH + 1, NUM_ENVS)
+    torch.testing.assert_close(rollout.values, 100 + 10 * in_critics_units)
+
+
+def test_restarting_begins_at_the_envs_first_observation(script: Script) -> None:
+    env = ScriptedEnv(script)
+    collector = make_collector(env, make_policy(env), 4)
+    collector.collect()
+    collector.restart()
+    assert torch.equal(collector.collect().observations, script.observations[:5])
+
+
+def test_resuming_goes_on_from_the_observations_that_the_env_returned(script: Script) -> None:
+    env = ScriptedEnv(script)
+    collector = make_collector(env, make_policy(env), 4)
+    restored = torch.full((NUM_ENVS, 3), 7.0)
+    collector.resume_from(restored)
+    assert torch.equal(collector.collect().observations[0], restored)
+
+
+def test_clearing_filler_rows_keeps_their_values_and_all_other_rows(script: Script) -> None:
+    env = ScriptedEnv(script, BOX)
+    rollout = make_collector(env, make_policy(env), LENGTH).collect()
+    before = fields(rollout)
+    for name in ("observations", "actions", "log_probs"):
+        getattr(rollout, name)[:LENGTH][~script.valid] = torch.nan
+    rollout.clear_filler_()
+    for name, tensor in fields(rollout).items():
+        assert torch.equal(tensor[:LENGTH][script.valid], before[name][:LENGTH][script.valid]), name
+        if name in ("observations", "actions", "log_probs"):
+            assert not tensor[:LENGTH][~script.valid].any(), name
+    assert torch.equal(rollout.values, before["values"])
+    assert torch.equal(rollout.observations[-1], script.observations[-1])
+
+
+def test_the_first_row_that_is_not_finite_is_named_and_filler_is_none(script: Script) -> None:
+    env = ScriptedEnv(script)
+    rollout = make_collector(env, make_policy(env), LENGTH).collect()
+    rollout.log_probs[~script.valid] = torch.nan
+    assert first_non_finite_row(rollout) is None
+    row, column = script.valid.nonzero()[7].tolist()
+    rollout.rewards[row, column] = -torch.inf
+    assert first_non_finite_row(rollout) == f"rewards of env {column} is -inf at row {row} of the rollout"
+
+
+def test_a_final_observations_value_that_is_not_finite_is_named_only_where_it_bootstraps(script: Script) -> None:
+    env = ScriptedEnv(script)
+    rollout = make_collector(env, make_policy(env), LENGTH).collect()
+    rollout.clear_filler_()
+    bootstrapped = script.bootstrapped_from_final
+    rollout.values[:-1][~script.valid & ~bootstrapped] = torch.nan  # after a termination nobody reads it
+    assert first_non_finite_row(rollout) is None
+    row, column = bootstrapped.nonzero()[0].tolist()
+    rollout.values[row, column] = torch.nan
+    assert first_non_finite_row(rollout) == f"values of env {column} is nan at row {row} of the rollout"
