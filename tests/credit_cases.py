@@ -226,6 +226,30 @@ def flag_and_layout_case(rewards: Tensor | None = None) -> Case:
     return Case("C18", "gae", inputs, (advantages, advantages + values))
 
 
+def unflagged_row_before_filler() -> list[Case]:
+    """A row directly before filler ends like a truncated one, flagged or not; only the filler row's value is read."""
+    nan = float("nan")
+    common = {"rewards": column(1, nan, 3), "terminated": flags(0, 1, 0), "valid": flags(1, 0, 1), "gamma": 0.5}
+    values, last, on_policy = column(2, 4, 1), torch.tensor([6.0]), column(0, nan, 0)
+    q = {"q_taken": column(2, nan, 1), "expected_q": values, "log_rhos": on_policy, "last_expected_q": last}
+    inputs = {
+        "gae": {"values": values, "last_value": last},
+        "td_lambda": {"values": values, "last_value": last},
+        "vtrace": {
+            "values": values,
+            "last_value": last,
+            "behaviour_log_probs": on_policy,
+            "target_log_probs": on_policy,
+        },
+        "retrace": q,
+        "discounted_returns": {"last_value": last, "bootstrap_values": column(4, nan, nan)},
+    }
+    advantages, targets = column(1, 0, 5), column(3, 0, 6)
+    expected = {"gae": (advantages, targets), "vtrace": (targets, advantages)}
+    name = "row before filler"
+    return [Case(name, key, {**common, **more}, expected.get(key, (targets,))) for key, more in inputs.items()]
+
+
 def known_cases() -> list[Case]:
     return [
         *truncation_and_termination(),
@@ -233,6 +257,7 @@ def known_cases() -> list[Case]:
         *end_of_the_window(),
         *edge_coefficients(),
         flag_and_layout_case(),
+        *unflagged_row_before_filler(),
     ]
 
 

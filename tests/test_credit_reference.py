@@ -49,24 +49,6 @@ def test_gae_never_crosses_filler_rows_and_reads_only_the_value_of_the_first() -
     assert targets.flatten().tolist() == [3, 0, 0, 4.5, 4]
 
 
-@pytest.mark.parametrize("operation", ["gae", "td_lambda", "vtrace", "retrace", "discounted_returns"])
-def test_a_row_before_filler_ends_its_trace_as_if_truncated_even_without_a_flag(operation: str) -> None:
-    window = {"rewards": column(1, nan, 3), "terminated": flags(0, 0, 0), "valid": flags(1, 0, 1), "gamma": 0.5}
-    values, last = column(2, 4, 1), torch.tensor([6.0])
-    inputs = {
-        "gae": {"values": values, "last_value": last},
-        "td_lambda": {"values": values, "last_value": last},
-        "vtrace": {name: torch.zeros(3, 1) for name in ("behaviour_log_probs", "target_log_probs")}
-        | {"values": values, "last_value": last},
-        "retrace": {"q_taken": values, "expected_q": values, "log_rhos": torch.zeros(3, 1), "last_expected_q": last},
-        "discounted_returns": {"last_value": last, "bootstrap_values": column(4, nan, nan)},
-    }[operation]
-    flagged = run_reference(operation, {**window, **inputs, "truncated": flags(1, 0, 0)})
-    assert_close(run_reference(operation, {**window, **inputs, "truncated": flags(0, 0, 0)}), flagged)
-    targets = flagged[1] if operation == "gae" else flagged[0]
-    assert targets.flatten().tolist() == [3, 0, 6]
-
-
 def test_vtrace_clips_each_ratio_with_its_own_bar() -> None:
     inputs = {
         "behaviour_log_probs": column(0, 0),
