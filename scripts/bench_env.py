@@ -5,6 +5,9 @@ Example:
 
 Each row runs in a process of its own. The pools take turns; `--policy-ms` sleeps between a pool's recv and its next
 send, as long as a policy on an accelerator would take for it, which shows what several pools are good for.
+
+Engines on the GPU are measured with `--captured random` (one CUDA graph of several steps with precomputed actions) or
+`--captured policy` (the graph holds a 256-128-64 network that acts on the observations, too).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import multiprocessing
 import resource
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +36,8 @@ from scripts.provenance import append_rows, format_table, provenance
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "envs.csv"
 PACKAGES = {"envpool": ("envpool",), "mujoco_warp": ("mujoco-warp", "warp-lang"), "torch": ()}
+#: Steps every pool and adds the valid rows to a counter (a fresh one if None), which it returns.
+Advance = Callable[[torch.Tensor | None], torch.Tensor]
 ACTION_BATCHES = 8  # precomputed and reused in turn, so that drawing them costs nothing
 
 
@@ -43,6 +49,7 @@ class Case:
     engine: str
     num_envs: int
     device: str
+    captured: str
     seconds: float
     windows: int
     policy_ms: float
@@ -64,11 +71,11 @@ def measure(case: Case) -> dict[str, str | int | float]:
     env.reset()
     start_seconds = time.perf_counter() - started
     actions = random_actions(env.single_action_space, case.num_envs, env.device)
-    batches = itertools.cycle([[batch[columns] for columns in env.pools] for batch in actions])
-    for pool, batch in enumerate(next(batches)):
-        env.send(pool, batch)
-    rates = [steps_per_second(env, batches, case) for _ in range(case.windows + 1)][1:]
-    resident = resident_mib()
+    advance = (
+        capture(env, actions, case.captured) if case.captured != "no" else take_turns(env, actions, case.policy_ms)
+    )
+    rates = [steps_per_second(advance, case.seconds) for _ in range(case.windows + 1)][1:]
+    resident, gpu_mib = resident_mib(), gpu_used_mib(env.device)
     env.close()
     p20, p50, p80 = (float(np.quantile(rates, q)) for q in (0.2, 0.5, 0.8))
     return {
@@ -78,26 +85,100 @@ def measure(case: Case) -> dict[str, str | int | float]:
         "pools": len(env.pools),
         "options": json.dumps(case.options),
         "device": str(env.device),
+        "captured": case.captured,
         "policy_ms": case.policy_ms,
         "steps_per_second": round(p50),
         "p20": round(p20),
         "p80": round(p80),
         "start_seconds": round(start_seconds, 2),
         "rss_mib": round(resident),
+        "gpu_mib": gpu_mib,
     }
 
 
-def steps_per_second(env: envs.VecEnv, batches: Any, case: Case) -> float:
-    """Valid steps per second of one window; every pool has a step under way at its start and at its end."""
-    valid_steps = torch.zeros((), dtype=torch.int64, device=env.device)
-    started = time.perf_counter()
-    while time.perf_counter() - started < case.seconds:
+def take_turns(env: envs.VecEnv, actions: list[torch.Tensor], policy_ms: float) -> Advance:
+    """Steps every pool once per call, in turns; every pool has a step under way before and after a call."""
+    batches = itertools.cycle([[batch[columns] for columns in env.pools] for batch in actions])
+    for pool, batch in enumerate(next(batches)):
+        env.send(pool, batch)
+
+    def advance(valid_steps: torch.Tensor | None) -> torch.Tensor:
+        total = torch.zeros((), dtype=torch.int64, device=env.device) if valid_steps is None else valid_steps
         for pool, batch in enumerate(next(batches)):
-            valid_steps += env.recv(pool).valid.sum()
-            if case.policy_ms:
-                time.sleep(case.policy_ms / 1e3)
+            total += env.recv(pool).valid.sum()
+            if policy_ms:
+                time.sleep(policy_ms / 1e3)
             env.send(pool, batch)
-    return valid_steps.item() / (time.perf_counter() - started)
+        return total
+
+    return advance
+
+
+def capture(env: envs.VecEnv, actions: list[torch.Tensor], mode: str) -> Advance:
+    """Replays one CUDA graph of `ACTION_BATCHES` steps per call; in mode ``policy`` a network chooses the actions."""
+    if not env.capturable or env.device.type != "cuda":
+        raise envs.EnvError(f"--captured {mode}: {env.engine} on {env.device} cannot be captured in a CUDA graph")
+    network = random_policy(env) if mode == "policy" else None
+    observations = env.reset().clone()
+    total = torch.zeros((), dtype=torch.int64, device=env.device)
+
+    def steps() -> None:
+        for batch in actions:
+            env.send(0, batch if network is None else network(observations))
+            step = env.recv(0)
+            observations.copy_(step.observations)
+            total.add_(step.valid.sum())
+
+    stream = torch.cuda.Stream(env.device)
+    with torch.no_grad(), torch.cuda.stream(stream):
+        steps()  # warm-up outside of the graph
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            steps()
+    torch.cuda.synchronize(env.device)
+
+    def advance(valid_steps: torch.Tensor | None) -> torch.Tensor:
+        if valid_steps is None:
+            total.zero_()
+        graph.replay()
+        return total
+
+    return advance
+
+
+def random_policy(env: envs.VecEnv) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An untrained 256-128-64 network with the mode of its output as the action."""
+    space = env.single_action_space
+    discrete = isinstance(space, gymnasium.spaces.Discrete)
+    outputs = int(space.n) if discrete else int(np.prod(space.shape or ()))
+    widths = [int(np.prod(env.single_observation_space.shape or ())), 256, 128, 64, outputs]
+    layers = [part for a, b in itertools.pairwise(widths) for part in (torch.nn.Linear(a, b), torch.nn.ELU())][:-1]
+    network = torch.nn.Sequential(*layers).to(env.device)
+    if discrete:
+        return lambda observations: network(observations.flatten(1)).argmax(-1)
+    return lambda observations: network(observations.flatten(1)).view(-1, *(space.shape or ()))
+
+
+def steps_per_second(advance: Advance, seconds: float) -> float:
+    """Valid steps per second of one window of about ``seconds``; waits for the device at its end, and often enough
+    inside it that launches do not run ahead by more than a fraction of the window."""
+    total: torch.Tensor | None = None
+    started = checked = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        total = advance(total)
+        if total.is_cuda and time.perf_counter() - checked > seconds / 10:
+            torch.cuda.synchronize(total.device)
+            checked = time.perf_counter()
+    return (0 if total is None else total.item()) / (time.perf_counter() - started)
+
+
+def gpu_used_mib(device: torch.device) -> int:
+    """Memory in use on the GPU by all processes, MiB; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return round((total - free) / 2**20)
 
 
 def resident_mib() -> float:
@@ -116,6 +197,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pools", nargs="+", type=int, help="envpool only")
     parser.add_argument("--num-threads", nargs="+", type=int, help="envpool only: threads per pool, 0 is automatic")
     parser.add_argument("--option", nargs="*", default=[], metavar="KEY=JSON", help="further options of the engine")
+    parser.add_argument("--captured", default="no", choices=["no", "random", "policy"], help="engines on the GPU only")
     parser.add_argument("--policy-ms", nargs="+", type=float, default=[0.0], help="pause per pool and step")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a window")
     parser.add_argument("--windows", type=int, default=5)
@@ -134,6 +216,7 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
             arguments.engine,
             num_envs,
             arguments.device,
+            arguments.captured,
             arguments.seconds,
             arguments.windows,
             policy_ms,
