@@ -15,9 +15,8 @@ from trainer.loop import Trainer
 from trainer.rollout import Rollout
 
 ESTIMATORS = ("gae", "vtrace", "td_lambda", "discounted")
-COEFFICIENTS: dict[str, Any] = dict(
-    gamma=0.97, gae_lambda=0.9, td_lambda=0.8, vtrace_lambda=0.7, rho_bar=0.9, c_bar=0.8, pg_rho_bar=0.6
-)
+VTRACE: dict[str, float] = {"vtrace_lambda": 0.7, "rho_bar": 0.9, "c_bar": 0.8, "pg_rho_bar": 0.6}
+COEFFICIENTS: dict[str, Any] = {"gamma": 0.97, "gae_lambda": 0.9, "td_lambda": 0.8, **VTRACE}
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +32,13 @@ def expected_estimate(rollout: Rollout, kind: str) -> tuple[Tensor, Tensor]:
     """Advantages and value targets by the float64 sums, coefficients spelt out."""
     ends = (rollout.terminated, rollout.truncated)
     values, last_value = rollout.values[:-1], rollout.last_value
-    common: dict[str, Any] = dict(valid=rollout.valid, gamma=0.97)
+    common: dict[str, Any] = {"valid": rollout.valid, "gamma": 0.97}
     if kind == "gae":
         credit = reference.gae(rollout.rewards, values, last_value, *ends, gae_lambda=0.9, **common)
         return credit.advantages, credit.value_targets
     if kind == "vtrace":
-        bars: dict[str, float] = dict(vtrace_lambda=0.7, rho_bar=0.9, c_bar=0.8, pg_rho_bar=0.6)
         log_probs = rollout.log_probs
-        trace = reference.vtrace(log_probs, log_probs, rollout.rewards, values, last_value, *ends, **bars, **common)
+        trace = reference.vtrace(log_probs, log_probs, rollout.rewards, values, last_value, *ends, **VTRACE, **common)
         return trace.pg_advantages, trace.value_targets
     if kind == "td_lambda":
         targets = reference.td_lambda(rollout.rewards, values, last_value, *ends, td_lambda=0.8, **common)
