@@ -137,11 +137,15 @@ def capture(env: envs.VecEnv, actions: list[torch.Tensor], mode: str) -> Advance
         with torch.cuda.graph(graph, stream=stream):
             steps()
     torch.cuda.synchronize(env.device)
+    replays = itertools.cycle([torch.cuda.Event(), torch.cuda.Event()])
 
     def advance(valid_steps: torch.Tensor | None) -> torch.Tensor:
         if valid_steps is None:
             total.zero_()
+        replayed = next(replays)
+        replayed.synchronize()  # of the replay before the last: launches stay no further ahead than that
         graph.replay()
+        replayed.record()
         return total
 
     return advance
@@ -161,15 +165,11 @@ def random_policy(env: envs.VecEnv) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def steps_per_second(advance: Advance, seconds: float) -> float:
-    """Valid steps per second of one window of about ``seconds``; waits for the device at its end, and often enough
-    inside it that launches do not run ahead by more than a fraction of the window."""
+    """Valid steps per second of one window of about ``seconds``, which ends when the device has done all of it."""
     total: torch.Tensor | None = None
-    started = checked = time.perf_counter()
+    started = time.perf_counter()
     while time.perf_counter() - started < seconds:
         total = advance(total)
-        if total.is_cuda and time.perf_counter() - checked > seconds / 10:
-            torch.cuda.synchronize(total.device)
-            checked = time.perf_counter()
     return (0 if total is None else total.item()) / (time.perf_counter() - started)
 
 
