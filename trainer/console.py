@@ -6,8 +6,9 @@ import sys
 import time
 from typing import Any, Protocol
 
+from rich.columns import Columns
 from rich.console import Console as RichConsole
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -19,7 +20,9 @@ from trainer.timing import PHASES
 
 _STYLES = ("green", "yellow", "cyan", "magenta", "blue", "bright_black", "white", "red")
 _COLORS: dict[str, str] = dict(zip(PHASES, _STYLES, strict=True))
-_BAR_WIDTH = 60
+_WIDTH = 80
+_BAR_WIDTH = 56
+_SHOWN_SHARE = 0.005  #: phases below it are left out of the text
 
 
 class Console(Protocol):
@@ -58,13 +61,15 @@ def duration(seconds: float) -> str:
 def count(number: float) -> str:
     """``12.3 k``, ``4.56 M``: three digits."""
     for scale, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(number) >= scale:
-            return f"{number / scale:.3g}{unit}" if abs(number) < 999.5 * scale else f"{number / scale:.0f}{unit}"
+        if abs(number) >= 0.9995 * scale:  # from there on three digits would round up to it
+            return f"{number / scale:.3g}{unit}"
     return f"{number:.3g}"
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def phase_shares(metrics: dict[str, Any]) -> dict[str, float]:
@@ -122,10 +127,10 @@ class PlainConsole(QuietConsole):
         self._last, self._latest = time.monotonic(), None
         shares = sorted(phase_shares(metrics).items(), key=lambda item: -item[1])
         print(
-            f"{progress:4.0%}  {count(metrics['env_steps'])} steps  {count(metrics['steps_per_second'])}/s  "
-            f"return {_number(metrics['episode_return'])}  length {_number(metrics['episode_length'])}  "
-            f"{'left ' + duration(left) + '  ' if left is not None else ''}"
-            + " ".join(f"{name} {share:.0%}" for name, share in shares[:4] if share >= 0.005),
+            f"{progress:4.0%}  {count(metrics['env_steps']):>6} steps  {count(metrics['steps_per_second']):>6}/s  "
+            f"return {_number(metrics['episode_return']):>6}  length {_number(metrics['episode_length']):>5}  "
+            f"left {duration(left) if left is not None else '-':>7}  "
+            + " ".join(f"{name} {share:.0%}" for name, share in shares[:4] if share >= _SHOWN_SHARE),
             flush=True,
         )
 
@@ -138,58 +143,75 @@ class PlainConsole(QuietConsole):
 class LiveConsole:
     """A panel that is redrawn in place: progress, returns, throughput, and what each phase costs."""
 
-    def __init__(self, title: str):
+    def __init__(self, title: str, console: RichConsole | None = None):
         self._title = title
         self._remaining = _Remaining()
-        self._live = Live(console=RichConsole(), refresh_per_second=4, transient=False)
+        self._latest: tuple[dict[str, Any], float, float | None] | None = None
+        # drawn by its own thread, four times a second however fast updates are
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
         self._live.start()
 
     def notice(self, text: str) -> None:
         """Print a line above the panel."""
-        self._live.console.print(f"[dim]rollscan:[/] {text}", highlight=False)
+        self._live.console.print(Text.assemble(("rollscan: ", "dim"), text))
 
     def show(self, metrics: dict[str, Any], progress: float) -> None:
-        """Redraw the panel."""
-        left = self._remaining.seconds(progress)
-        head = Table.grid(padding=(0, 2))
-        head.add_row(
-            ProgressBar(total=1.0, completed=progress, width=_BAR_WIDTH),
-            f"{progress:.1%}",
-            f"left {duration(left)}" if left is not None else "",
-        )
-        numbers = Table.grid(padding=(0, 3))
-        numbers.add_row(
-            *(
-                f"[dim]{name}[/] [bold]{value}[/]"
-                for name, value in (
-                    ("return", _number(metrics["episode_return"])),
-                    ("length", _number(metrics["episode_length"])),
-                    ("steps", count(metrics["env_steps"])),
-                    ("steps/s", count(metrics["steps_per_second"])),
-                )
-            )
-        )
-        numbers.add_row(
-            *(
-                f"[dim]{name}[/] {value}"
-                for name, value in (
-                    ("kl", _number(metrics.get("loss/approx_kl"))),
-                    ("lr", _number(metrics.get("learning_rate"))),
-                    ("expl. var.", _number(metrics.get("explained_variance"))),
-                    ("update", str(metrics["update"])),
-                )
-            )
-        )
-        self._live.update(Panel(Group(head, numbers, *_phase_bar(metrics)), title=self._title, title_align="left"))
+        """Take over an update's metrics for the next drawing."""
+        self._latest = metrics, progress, self._remaining.seconds(progress)
 
     def close(self) -> None:
         """Leave the last panel on the screen."""
         self._live.stop()
 
+    def _draw(self) -> RenderableType:
+        if self._latest is None:
+            return Text(f"{self._title}: starting", style="dim")
+        metrics, progress, left = self._latest
+        body = Group(_progress(metrics, progress, left), "", _numbers(metrics), "", *_phases(metrics))
+        return Panel(body, title=Text(self._title, "bold"), title_align="left", border_style="dim", width=_WIDTH)
 
-def _phase_bar(metrics: dict[str, Any]) -> tuple[Text, Text]:
-    bar, legend = Text(), Text()
-    for name, share in phase_shares(metrics).items():
-        bar.append("█" * round(max(share, 0.0) * _BAR_WIDTH), style=_COLORS[name])
-        legend.append(f"{name} {share:.0%}  ", style=_COLORS[name])
+
+def _progress(metrics: dict[str, Any], progress: float, left: float | None) -> Table:
+    row = Table.grid(padding=(0, 2))
+    row.add_row(
+        ProgressBar(total=1.0, completed=progress, width=_BAR_WIDTH),
+        Text(f"{progress:.1%}", "bold"),
+        Text(f"left {duration(left)}" if left is not None else "", "dim"),
+    )
+    return row
+
+
+def _numbers(metrics: dict[str, Any]) -> Table:
+    """Names and values, three of each in a row."""
+    shown = (
+        ("return", _number(metrics["episode_return"])),
+        ("steps", count(metrics["env_steps"])),
+        ("KL", _number(metrics.get("loss/approx_kl"))),
+        ("length", _number(metrics["episode_length"])),
+        ("steps/s", count(metrics["steps_per_second"])),
+        ("entropy", _number(metrics.get("loss/entropy"))),
+        ("episodes", count(metrics["episodes"])),
+        ("update", count(metrics["update"])),
+        ("learning rate", _number(metrics.get("learning_rate"))),
+    )
+    table = Table.grid(padding=(0, 1))
+    for _ in range(3):
+        table.add_column(style="dim")
+        table.add_column(style="bold", min_width=13)
+    for start in range(0, len(shown), 3):
+        table.add_row(*(text for pair in shown[start : start + 3] for text in pair))
+    return table
+
+
+def _phases(metrics: dict[str, Any]) -> tuple[Text, Columns]:
+    """A bar that is divided as the update's time was, and its legend, the dearest phase first."""
+    bar, legend = Text(no_wrap=True, overflow="crop"), Columns(padding=(0, 2))
+    shares = sorted(phase_shares(metrics).items(), key=lambda item: -item[1])
+    cells, total = 0, 0.0
+    for name, share in shares:
+        total += share
+        bar.append("█" * (round(total * _BAR_WIDTH) - cells), style=_COLORS[name])
+        cells = round(total * _BAR_WIDTH)
+        if share >= _SHOWN_SHARE:
+            legend.add_renderable(Text.assemble(("■ ", _COLORS[name]), f"{name} {share:.0%}"))
     return bar, legend
