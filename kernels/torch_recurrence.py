@@ -107,14 +107,15 @@ def _loop(alpha: Tensor, beta: Tensor, initial: Tensor | None, reverse: bool) ->
 
 def _doubling_scan(alpha: Tensor, beta: Tensor, reverse: bool) -> Tensor:
     """Hillis and Steele: after step k every row has taken in the 2^k rows before it."""
-    offset, length = 1, len(alpha)
-    while offset < length:
+    alpha, beta = alpha.clone(), beta.clone()
+    offset = 1
+    while offset < len(alpha):
         early, late = slice(None, -offset), slice(offset, None)
         taken, taking = (late, early) if reverse else (early, late)
-        composed = _compose((alpha[taken], beta[taken]), (alpha[taking], beta[taking]))
-        if reverse:
-            alpha, beta = (torch.cat([new, old[-offset:]]) for new, old in zip(composed, (alpha, beta), strict=True))
-        else:
-            alpha, beta = (torch.cat([old[:offset], new]) for new, old in zip(composed, (alpha, beta), strict=True))
+        cuts = beta[taking] == 0
+        states = torch.addcmul(alpha[taking], beta[taking], alpha[taken])
+        products = beta[taking] * beta[taken]
+        torch.where(cuts, alpha[taking], states, out=alpha[taking])
+        torch.where(cuts, beta[taking], products, out=beta[taking])
         offset *= 2
     return alpha
