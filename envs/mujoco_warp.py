@@ -16,6 +16,7 @@ from torch import Tensor
 
 from envs.actions import check_layout, check_values
 from envs.base import EnvError, StepResult, VecEnv
+from envs.checks import check_columns, copy_state, usable_device
 from envs.counter_rng import stream_key
 from envs.warp_rows import customize
 from envs.warp_simulation import WarpSimulation, load_model
@@ -69,12 +70,7 @@ class MujocoWarpVecEnv(VecEnv):
     ) -> None:
         if id not in TASKS:
             raise EnvError(f"env.id={id}: the mujoco_warp engine has {', '.join(TASKS)}")
-        if num_envs < 1:
-            raise EnvError(f"num_envs={num_envs}: it must be at least 1")
-        if not 0 <= rank < world_size:
-            raise EnvError(f"rank={rank}: it must be in 0 .. world_size-1={world_size - 1}")
-        if seed < 0:
-            raise EnvError(f"seed={seed}: it must be 0 or more")
+        check_columns(num_envs, seed, rank, world_size)
         if physics not in ("rk4", "euler"):
             raise EnvError(f"env.physics={physics}: it must be rk4 or euler")
         limit = gymnasium.spec(id).max_episode_steps if max_episode_steps is None else max_episode_steps
@@ -82,7 +78,9 @@ class MujocoWarpVecEnv(VecEnv):
             raise EnvError(f"env.max_episode_steps={max_episode_steps}: it must be at least 1")
 
         self.id, self.num_envs, self.pools = id, num_envs, (slice(0, num_envs),)
-        self.device = _device(device)
+        self.device = usable_device(device)
+        if self.device.type not in ("cpu", "cuda"):
+            raise EnvError(f"device={device}: MuJoCo Warp runs on cuda and cpu")
         self.capturable = self.device.type == "cuda"
         self.physics = physics  #: as asked for; a run's name and logs show it
         self._seed, self._rank = seed, rank
@@ -148,15 +146,7 @@ class MujocoWarpVecEnv(VecEnv):
         Raises:
             EnvError: a tensor is missing, unknown, or of another shape or dtype.
         """
-        own = self._simulation.state()
-        if state.keys() != own.keys():
-            raise EnvError(f"state of {self.id} has {', '.join(state)}: expected {', '.join(own)}")
-        for name, tensor in own.items():
-            got, expected = (f"{list(x.shape)} {x.dtype}" for x in (state[name], tensor))
-            if got != expected:
-                raise EnvError(f"{name} in the state of {self.id} is {got}: expected {expected}")
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
+        copy_state(self.id, state, into=self._simulation.state())
         return self._simulation.observations
 
     def counters(self) -> dict[str, int]:
@@ -180,16 +170,6 @@ class MujocoWarpVecEnv(VecEnv):
         if self._worlds is None:
             raise EnvError(f"{self.id}: the env is closed")
         return self._worlds
-
-
-def _device(device: torch.device | str) -> torch.device:
-    """The device with its index, as Warp knows it too."""
-    try:
-        usable = torch.empty(0, device=device).device
-        wp.device_from_torch(usable)
-    except (RuntimeError, AssertionError, ValueError) as error:  # a torch without CUDA asserts
-        raise EnvError(f"device={device} cannot be used: {str(error).splitlines()[0]}") from error
-    return usable
 
 
 @contextlib.contextmanager

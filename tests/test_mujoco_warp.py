@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("warp", reason="the warp extra is not installed")
 pytest.importorskip("mujoco_warp", reason="the warp extra is not installed")
 
-from envs import make
+from envs import make, warp_simulation
 from envs.base import EnvError
 from envs.counter_rng import stream_key, uniform
 from envs.mujoco_warp import MujocoWarpVecEnv
@@ -355,6 +355,7 @@ def test_gymnasiums_options_change_the_row():
         ("Ant-v5", {"terminate_when_unhealthy": 1}, "terminate_when_unhealthy=1"),
         ("Ant-v5", {"frame_skip": 0}, "frame_skip=0"),
         ("Ant-v5", {"device": "nowhere"}, "device=nowhere"),
+        ("Ant-v5", {"device": "meta"}, "device=meta"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(id, options, word):
@@ -366,6 +367,15 @@ def test_bad_arguments_are_refused_by_name(id, options, word):
 def test_cuda_is_refused_where_there_is_none():
     with pytest.raises(EnvError, match="device=cuda"):
         warp_env("Ant-v5", device="cuda")
+
+
+def test_more_worlds_than_memory_are_refused_by_number(monkeypatch):
+    def out_of_memory(*args, **kwargs):
+        raise RuntimeError("Failed to allocate 123456789 bytes on device 'cuda:0'")
+
+    monkeypatch.setattr(warp_simulation.mjw, "make_data", out_of_memory)
+    with pytest.raises(EnvError, match="num_envs=7: Ant-v5 does not fit"):
+        warp_env("Ant-v5", num_envs=7)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""What every engine that lives on a torch device refuses alike: counts, seeds, devices and states that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from envs.base import EnvError
+
+
+def check_columns(num_envs: int, seed: int, rank: int, world_size: int) -> None:
+    """Refuse numbers that name no env columns or no random streams.
+
+    Raises:
+        EnvError: names the number.
+    """
+    if num_envs < 1:
+        raise EnvError(f"num_envs={num_envs}: it must be at least 1")
+    if not 0 <= rank < world_size:
+        raise EnvError(f"rank={rank}: it must be in 0 .. world_size-1={world_size - 1}")
+    if seed < 0:
+        raise EnvError(f"seed={seed}: it must be 0 or more")
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device with its index, as the tensors on it report it.
+
+    Raises:
+        EnvError: this torch, or this machine, has no such device.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # a torch without CUDA asserts
+        raise EnvError(f"device={device} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def copy_state(id: str, state: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a saved ``state`` of env ``id`` into those of the same name; nothing is copied on an error.
+
+    Raises:
+        EnvError: a tensor is missing, unknown, or of another shape or dtype.
+    """
+    if state.keys() != into.keys():
+        raise EnvError(f"state of {id} has {', '.join(state)}: expected {', '.join(into)}")
+    for name, tensor in into.items():
+        got, expected = (f"{list(x.shape)} {x.dtype}" for x in (state[name], tensor))
+        if got != expected:
+            raise EnvError(f"{name} in the state of {id} is {got}: expected {expected}")
+    for name, tensor in into.items():
+        tensor.copy_(state[name])
