@@ -1,0 +1,110 @@
+"""Retrace(lambda), from given expectations and ratios or from the Q values and log-probabilities of every action."""
+
+# ruff: noqa: RUF005 (kernel bodies are Triton, not Python)
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportAssignmentType=false
+import triton
+import triton.language as tl
+
+from kernels.triton_scan import load_ends, load_floats, load_row, load_run, successors
+from kernels.triton_vtrace import clipped
+
+ACTION_CHUNK = tl.constexpr(16)  # actions held in registers at a time
+
+
+@triton.jit
+def retrace_coefficients(rewards, q_taken, following, log_rhos, ends, coefficients, L: tl.constexpr):
+    """alpha and beta of the state ``Qret - q``; ``log_rhos`` holds L + 1 rows, the last one of the run after."""
+    terminated, _, valid, closing = ends
+    gamma, trace_lambda, c_bar, _, _ = coefficients
+    alpha = ()
+    beta = ()
+    for step in tl.static_range(L):
+        delta = rewards[step] + tl.where(terminated[step], 0, gamma * following[step]) - q_taken[step]
+        alpha = alpha + (tl.where(valid[step], delta, 0),)
+        beta = beta + (tl.where(closing[step], 0, gamma * trace_lambda * clipped(tl.exp(log_rhos[step + 1]), c_bar)),)
+    return alpha, beta, valid, q_taken
+
+
+@triton.jit
+def retrace_rows(inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
+    """``inputs``: rewards, q_taken, expected_q, log_rhos, last_expected_q, flags, next_expected_q."""
+    rewards = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)
+    q_taken = load_floats(inputs[1], strides[1], tile, ACC, L, ENV_MAJOR)
+    log_rhos = load_floats(inputs[3], strides[3], tile, ACC, L, ENV_MAJOR)
+    log_rhos = log_rhos + (load_row(inputs[3], strides[3], tile, L, 0).to(ACC),)
+    if inputs[8] is None:
+        expected = load_floats(inputs[2], strides[2], tile, ACC, L, ENV_MAJOR)
+        following = successors(expected, inputs[2], strides[2], inputs[4], strides[4], tile, ACC, L)
+    else:
+        following = load_floats(inputs[8], strides[8], tile, ACC, L, ENV_MAJOR)
+    ends = load_ends(inputs, strides, 5, tile, L, ENV_MAJOR)
+    return retrace_coefficients(rewards, q_taken, following, log_rhos, ends, coefficients, L)
+
+
+@triton.jit
+def expectation(q, policy, strides, tile, step: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr):
+    """``sum_a exp(policy[a]) * q[a]`` in row ``step`` of every run; probability 0 counts nothing whatever its Q."""
+    t0, n, T, N = tile
+    A = strides[1][3]
+    t = t0 + step
+    column = tl.arange(0, BN * ACTION_CHUNK)[None, :]
+    env = tl.min(n) + column // ACTION_CHUNK
+    total = tl.zeros([t0.shape[0], BN], ACC)
+    for start in tl.range(0, A, ACTION_CHUNK):
+        action = start + column % ACTION_CHUNK
+        mask = (t < T) & (env < N) & (action < A)
+        q_offset = t * strides[1][0] + env * strides[1][1] + action * strides[1][2]
+        policy_offset = t * strides[2][0] + env * strides[2][1] + action * strides[2][2]
+        probability = tl.exp(tl.load(policy + policy_offset, mask=mask, other=float("-inf")).to(ACC))
+        values = tl.load(q + q_offset, mask=mask, other=0).to(ACC)
+        terms = tl.where(probability == 0, 0, probability * values)
+        total += tl.sum(tl.reshape(terms, [t0.shape[0], BN, ACTION_CHUNK]), 2)
+    return total
+
+
+@triton.jit
+def load_action(x, stride, tile, action, allowed, step: tl.constexpr):
+    """``x[t, n, action]`` in row ``step`` of every run; NaN where the action is not ``allowed``."""
+    t0, n, T, N = tile
+    t = t0 + step
+    offset = t * stride[0] + n * stride[1] + action * stride[2]
+    return tl.load(x + offset, mask=(t < T) & (n < N) & allowed, other=float("nan"))
+
+
+@triton.jit
+def retrace_categorical_rows(
+    inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr
+):  # fmt: skip
+    """``inputs``: rewards, q_values, policy, behaviour, actions, last_expected_q, flags, next_expected_q."""
+    t0, n, T, N = tile
+    A = strides[1][3]
+    rewards = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)
+    behaviour = load_floats(inputs[3], strides[3], tile, ACC, L, ENV_MAJOR)
+    behaviour = behaviour + (load_row(inputs[3], strides[3], tile, L, 0).to(ACC),)
+    actions = load_run(inputs[4], strides[4], tile, L, ENV_MAJOR)
+    actions = actions + (load_row(inputs[4], strides[4], tile, L, 0),)
+    q_taken = ()
+    log_rhos = ()
+    for step in tl.static_range(L + 1):
+        allowed = (actions[step] >= 0) & (actions[step] < A)
+        log_prob = load_action(inputs[2], strides[2], tile, actions[step], allowed, step).to(ACC)
+        log_rhos = log_rhos + (log_prob - behaviour[step],)
+        if step < L:
+            q_taken = q_taken + (load_action(inputs[1], strides[1], tile, actions[step], allowed, step).to(ACC),)
+    if inputs[9] is None:
+        final = tl.load(inputs[5] + n * strides[5][0], mask=n < N, other=0).to(ACC)
+        following = ()
+        for step in tl.static_range(1, L + 1):
+            later = expectation(inputs[1], inputs[2], strides, tile, step, ACC, n.shape[1])
+            following = following + (tl.where(t0 + step == T, final, later),)
+    else:
+        following = load_floats(inputs[9], strides[9], tile, ACC, L, ENV_MAJOR)
+    ends = load_ends(inputs, strides, 6, tile, L, ENV_MAJOR)
+    return retrace_coefficients(rewards, q_taken, following, log_rhos, ends, coefficients, L)
+
+
+@triton.jit
+def retrace_results(x, entering, q_taken, coefficients, step: tl.constexpr):
+    """The Q targets of row ``step``."""
+    return (q_taken[step] + x,)

@@ -1,0 +1,298 @@
+"""The scan under every Triton operation: tiles of runs, one composition, carries from tile to tile and chunk to chunk.
+
+A program owns a tile of ``S`` runs of ``L`` steps for ``BN`` envs. A run lies in the registers of one thread, so that
+most of the recurrence is plain fused multiply-adds and one map per run enters a scan across threads. Time-major and
+env-major buffers differ in how a run is loaded and stored, and in nothing else. An operation supplies two functions:
+``ROWS`` builds alpha and beta of a tile's rows from the raw inputs, ``RESULTS`` turns a solved row into the outputs.
+
+Runs are handled in scan order (position 0 is solved first), which for the backward operations is reversed time. A tile
+is the tuple (first step of each run ``[S, 1]``, envs ``[1, BN]``, T, N).
+"""
+
+# ruff: noqa: RUF005, RUF059, B007, SIM108 (kernel bodies are Triton, not Python)
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportAssignmentType=false
+import triton
+import triton.language as tl
+
+from kernels.triton_moments import add_run, store_moments
+
+# What a launch does with its chunk of the time axis.
+WHOLE = tl.constexpr(0)  # all of it, in one launch
+SUMMARIZE = tl.constexpr(1)  # write the chunk's composition only
+FINISH = tl.constexpr(2)  # compose the chunks before, then solve and write
+
+
+@triton.jit
+def compose(a1, b1, a2, b2):
+    """The map ``x -> a2 + b2 * (a1 + b1 * x)``; a second map that cuts (b2 is 0) never reads the first one."""
+    cuts = b2 == 0
+    return tl.where(cuts, a2, a2 + b2 * a1), tl.where(cuts, b2, b2 * b1)
+
+
+@triton.jit
+def unzip(x, L: tl.constexpr):
+    """Split ``[S, BN, L]`` into the ``L`` steps of a run, each ``[S, BN]``."""
+    run = ()
+    if L == 1:
+        run = (tl.reshape(x, [x.shape[0], x.shape[1]]),)
+    else:
+        even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1], L // 2, 2]))
+        evens = unzip(even, L // 2)
+        odds = unzip(odd, L // 2)
+        for i in tl.static_range(L // 2):
+            run = run + (evens[i], odds[i])
+    return run
+
+
+@triton.jit
+def join_run(run, L: tl.constexpr):
+    """Join the ``L`` steps of a run to ``[S, BN, L]``, the inverse of `unzip`."""
+    if L == 1:
+        x = run[0][:, :, None]
+    else:
+        pairs = tl.join(join_run(run[::2], L // 2), join_run(run[1::2], L // 2))
+        x = tl.reshape(pairs, [run[0].shape[0], run[0].shape[1], L])
+    return x
+
+
+@triton.jit
+def load_row(x, stride, tile, step: tl.constexpr, other):
+    """Row ``step`` of every run, ``other`` outside of the rollout; -1 and L are rows of the neighbouring runs."""
+    t0, n, T, N = tile
+    t = t0 + step
+    return tl.load(x + t * stride[0] + n * stride[1], mask=(t >= 0) & (t < T) & (n < N), other=other)
+
+
+@triton.jit
+def load_run(x, stride, tile, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
+    """The ``L`` rows of every run; 0 outside of the rollout."""
+    t0, n, T, N = tile
+    run = ()
+    if ENV_MAJOR:
+        t = t0[:, :, None] + tl.arange(0, L)[None, None, :]
+        wide = tl.load(x + t * stride[0] + n[:, :, None] * stride[1], mask=(t < T) & (n < N)[:, :, None], other=0)
+        run = unzip(wide, L)
+    else:
+        for step in tl.static_range(L):
+            t = t0 + step
+            run = run + (tl.load(x + t * stride[0] + n * stride[1], mask=(t < T) & (n < N), other=0),)
+    return run
+
+
+@triton.jit
+def store_run(x, stride, tile, run, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
+    """Write the ``L`` rows of every run, in the dtype of ``x``."""
+    t0, n, T, N = tile
+    if ENV_MAJOR:
+        t = t0[:, :, None] + tl.arange(0, L)[None, None, :]
+        wide = join_run(run, L).to(x.dtype.element_ty)
+        tl.store(x + t * stride[0] + n[:, :, None] * stride[1], wide, mask=(t < T) & (n < N)[:, :, None])
+    else:
+        for step in tl.static_range(L):
+            t = t0 + step
+            tl.store(x + t * stride[0] + n * stride[1], run[step].to(x.dtype.element_ty), mask=(t < T) & (n < N))
+
+
+@triton.jit
+def load_floats(x, stride, tile, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
+    """`load_run` in the dtype of the sums."""
+    raw = load_run(x, stride, tile, L, ENV_MAJOR)
+    run = ()
+    for step in tl.static_range(L):
+        run = run + (raw[step].to(ACC),)
+    return run
+
+
+@triton.jit
+def load_flags(x, stride, tile, default: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
+    """`load_run` of flags, any nonzero is true; ``default`` everywhere if there are none."""
+    run = ()
+    if x is None:
+        t0, n, T, N = tile
+        for step in tl.static_range(L):
+            run = run + ((t0 + n) * 0 == (0 if default else 1),)
+    else:
+        raw = load_run(x, stride, tile, L, ENV_MAJOR)
+        for step in tl.static_range(L):
+            run = run + (raw[step] != 0,)
+    return run
+
+
+@triton.jit
+def successors(run, x, stride, last, last_stride, tile, ACC: tl.constexpr, L: tl.constexpr):
+    """The value one row later for every row of ``run``, ``last`` ``[N]`` after the final row."""
+    t0, n, T, N = tile
+    final = tl.load(last + n * last_stride[0], mask=n < N, other=0).to(ACC)
+    shifted = ()
+    for step in tl.static_range(L - 1):
+        shifted = shifted + (tl.where(t0 + step == T - 1, final, run[step + 1]),)
+    return shifted + (tl.where(t0 + (L - 1) == T - 1, final, load_row(x, stride, tile, L, 0).to(ACC)),)
+
+
+@triton.jit
+def load_ends(inputs, strides, FIRST: tl.constexpr, tile, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
+    """Flags of the backward operations: terminated, truncated, valid, and ``closing``, where the trace ends.
+
+    ``FIRST`` is the index of ``terminated``; ``truncated`` and ``valid`` follow it.
+    """
+    t0, n, T, N = tile
+    terminated = load_flags(inputs[FIRST], strides[FIRST], tile, False, L, ENV_MAJOR)
+    truncated = load_flags(inputs[FIRST + 1], strides[FIRST + 1], tile, False, L, ENV_MAJOR)
+    valid = load_flags(inputs[FIRST + 2], strides[FIRST + 2], tile, True, L, ENV_MAJOR)
+    following = valid[1:]
+    if inputs[FIRST + 2] is None:
+        following = following + (valid[0],)
+    else:
+        following = following + (load_row(inputs[FIRST + 2], strides[FIRST + 2], tile, L, 0) != 0,)
+    closing = ()
+    for step in tl.static_range(L):
+        ends = terminated[step] | truncated[step] | (t0 + step >= T - 1)
+        closing = closing + (ends | (valid[step] == 0) | (following[step] == 0),)
+    return terminated, truncated, valid, closing
+
+
+@triton.jit
+def compose_both(a1, b1, c1, d1, a2, b2, c2, d2):
+    """`compose` of the maps up to and including a run, and of the maps before it."""
+    a, b = compose(a1, b1, a2, b2)
+    c, d = compose(a1, b1, c2, d2)
+    return a, b, c, d
+
+
+@triton.jit
+def solve_runs(alpha, beta, carry_a, carry_b, REVERSE: tl.constexpr, L: tl.constexpr):
+    """Compose each run, then all runs before it.
+
+    ``carry_a, carry_b`` ``[1, BN]`` is the map that precedes the tile. Returns the map up to and including every run
+    ``[S, BN]`` twice, and the state that enters it.
+    """
+    FIRST: tl.constexpr = L - 1 if REVERSE else 0
+    a = alpha[FIRST]
+    b = beta[FIRST]
+    for k in tl.static_range(1, L):
+        a, b = compose(a, b, alpha[L - 1 - k if REVERSE else k], beta[L - 1 - k if REVERSE else k])
+    first_a, first_b = compose(carry_a, carry_b, a, b)
+    if a.shape[0] == 1:
+        a = first_a
+        b = first_b
+        c = carry_a
+    else:
+        first = tl.arange(0, a.shape[0])[:, None] == 0
+        a = tl.where(first, first_a, a)
+        b = tl.where(first, first_b, b)
+        c = tl.where(first, carry_a, tl.zeros_like(a))
+        d = tl.where(first, tl.zeros_like(a), 1.0)
+        a, b, c, d = tl.associative_scan((a, b, c, d), 0, compose_both)
+    return a, b, c
+
+
+@triton.jit
+def last_run(a):
+    """The last row of ``[S, BN]``, as ``[1, BN]``; a select, so that no other row's NaN gets in."""
+    S: tl.constexpr = a.shape[0]
+    last = a
+    if S > 1:
+        last = tl.sum(tl.where(tl.arange(0, S)[:, None] == S - 1, a, 0), 0)[None, :]
+    return last
+
+
+@triton.jit
+def initial_state(inputs, strides, n, N, ACC: tl.constexpr):
+    """The carry that a forward operation was given, ``[1, BN]``, or 0."""
+    if inputs[4] is None:
+        state = tl.zeros(n.shape, ACC)
+    else:
+        state = tl.load(inputs[4] + n * strides[4][0], mask=n < N, other=0).to(ACC)
+    return state
+
+
+@triton.jit
+def store_carry(out, stride, tile, rows, done, L: tl.constexpr):
+    """What a forward operation hands to the next window: the final row's state, 0 where that row is done."""
+    t0, n, T, N = tile
+    for step in tl.static_range(L):
+        carry = tl.where(done[step], 0, rows[step][0]).to(out.dtype.element_ty)
+        tl.store(out + n * stride[0] + 0 * t0, carry, mask=(t0 + step == T - 1) & (n < N))
+
+
+@triton.jit
+def chunks_before(maps, initial, chunk, n, N, CHUNKS: tl.constexpr):
+    """The state that enters ``chunk``, ``[1, BN]``: the maps of all earlier ones applied to ``initial``."""
+    index = tl.arange(0, CHUNKS)[:, None]
+    mask = (index < chunk) & (n < N)
+    a = tl.load(maps + index * N + n, mask=mask, other=0)
+    b = tl.load(maps + (CHUNKS + index) * N + n, mask=mask, other=1)
+    a, _, _ = solve_runs((a,), (b,), initial, tl.zeros_like(initial), False, 1)
+    return last_run(a)
+
+
+@triton.jit
+def scan_kernel(
+    inputs, strides, outputs, output_strides, maps, moments,
+    gamma: tl.float64, gamma_per_env, c0: tl.float64, c1: tl.float64, c2: tl.float64, c3: tl.float64,
+    T, N, chunk_tiles,
+    ROWS: tl.constexpr, RESULTS: tl.constexpr, REVERSE: tl.constexpr, PHASE: tl.constexpr, ACC: tl.constexpr,
+    WIDE: tl.constexpr, ENV_MAJOR: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
+    CHUNKS: tl.constexpr, ADVANTAGES: tl.constexpr,
+):  # fmt: skip
+    """Solve one chunk of time for ``BN`` envs; see the module.
+
+    ``maps`` ``[2, CHUNKS, N]`` carries the chunks' compositions from the first launch to the second; ``moments`` is
+    None or (result ``[3]``, the programs' parts, a counter), of the output with index ``ADVANTAGES``.
+    """
+    n = (tl.program_id(0) * BN + tl.arange(0, BN))[None, :]
+    position = tl.arange(0, S)[:, None]
+    if WIDE:
+        n = n.to(tl.int64)
+        position = position.to(tl.int64)
+    if gamma_per_env is None:
+        gammas = tl.full((1, 1), gamma, ACC)
+    else:
+        gammas = tl.load(gamma_per_env + n * strides[-1][0], mask=n < N, other=0).to(ACC)
+    coefficients = (gammas, tl.full((), c0, ACC), tl.full((), c1, ACC), tl.full((), c2, ACC), tl.full((), c3, ACC))
+
+    chunk = tl.program_id(1)
+    carry_a = tl.zeros([1, BN], ACC)
+    carry_b = tl.full([1, BN], 1 if PHASE == SUMMARIZE else 0, ACC)
+    if not REVERSE and PHASE != SUMMARIZE:
+        carry_a = initial_state(inputs, strides, n, N, ACC)
+    if PHASE == FINISH:
+        carry_a = chunks_before(maps, carry_a, chunk, n, N, CHUNKS)
+    last_position = tl.num_programs(1) * chunk_tiles * S - 1
+    stats = (tl.full((), 0, ACC), tl.full((), 0, ACC), tl.full((), 0, ACC))
+    for i in tl.range(0, chunk_tiles):
+        run = (chunk * chunk_tiles + i) * S + position
+        if REVERSE:
+            run = last_position - run
+        tile = (run * L, n, T, N)
+        alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR)
+        a, b, x = solve_runs(alpha, beta, carry_a, carry_b, REVERSE, L)
+        if PHASE == SUMMARIZE:
+            carry_b = last_run(b)
+        else:
+            rows = ()
+            for k in tl.static_range(L):
+                entering = x
+                x, _ = compose(entering, 0, alpha[L - 1 - k if REVERSE else k], beta[L - 1 - k if REVERSE else k])
+                row = RESULTS(x, entering, kept, coefficients, L - 1 - k if REVERSE else k)
+                if REVERSE:
+                    rows = (row,) + rows
+                else:
+                    rows = rows + (row,)
+            if not REVERSE:
+                store_carry(outputs[1], output_strides[1], tile, rows, kept, L)
+            for o in tl.static_range(len(rows[0])):
+                results = ()
+                for step in tl.static_range(L):
+                    results = results + (tl.where(valid[step], rows[step][o], 0),)
+                store_run(outputs[o], output_strides[o], tile, results, L, ENV_MAJOR)
+                if moments is not None and o == ADVANTAGES:
+                    stats = add_run(stats, results, valid, tile, L)
+        carry_a = last_run(a)
+    if PHASE == SUMMARIZE:
+        rank = chunk * N + n
+        tl.store(maps + rank, carry_a, mask=n < N)
+        tl.store(maps + CHUNKS * N + rank, carry_b, mask=n < N)
+    elif moments is not None:
+        store_moments(moments, stats, 1024)

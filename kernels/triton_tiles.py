@@ -1,0 +1,27 @@
+"""Which tile a launch uses: a rule over (operation, T, N, layout, dtype), and a small table of measured exceptions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    """The shape of one program's work; all sizes but ``chunk_tiles`` are powers of two."""
+
+    runs: int  #: S: runs of one env side by side
+    envs: int  #: BN: envs
+    length: int  #: L: steps of a run, held by one thread
+    warps: int
+    chunk_tiles: int = 0  #: tiles of a program before time is split over programs; 0 never splits
+
+
+def next_power(x: int) -> int:
+    """The smallest power of two that is at least ``x``."""
+    return 1 << max(x - 1, 0).bit_length()
+
+
+def choose(operation: str, steps: int, envs: int, env_major: bool, actions: int) -> Tile:
+    """The tile for a rollout of ``steps`` by ``envs``."""
+    if env_major:
+        return Tile(32, 4, 4, 4)
+    return Tile(min(16, next_power(-(-steps // 8))), 32, 8, 4)
