@@ -36,9 +36,10 @@ def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
-def run(operation: str, inputs: Mapping[str, Any], **options: Any) -> tuple[Tensor, ...]:
-    """Call the public operation; ``options`` are backend, torch_mode, out and the like."""
-    return as_tuple(getattr(kernels, operation)(**inputs, **options))
+def run(operation: str, inputs: Mapping[str, Any], *, device: str = "cpu", **options: Any) -> tuple[Tensor, ...]:
+    """Call the public operation on a device, results on the CPU; ``options`` are backend, torch_mode, out and so on."""
+    there = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    return tuple(x.cpu() for x in as_tuple(getattr(kernels, operation)(**there, **options)))
 
 
 def run_reference(operation: str, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
