@@ -33,6 +33,8 @@ class MujocoWarpVecEnv(VecEnv):
     ended; nothing crosses to the host. Sent while torch captures a CUDA graph, it becomes part of that graph. Results
     are float32, in the same memory every step. First states depend on (seed, rank, epoch, world, episode) alone.
 
+    Results repeat bit for bit on a CPU. On CUDA the hardware chooses the order in which a world's contacts are summed.
+
     A world that is no longer finite ends as terminated with reward 0 and observation 0; `counters` tells how many did.
 
     Args:
@@ -45,7 +47,6 @@ class MujocoWarpVecEnv(VecEnv):
         physics: ``rk4`` keeps the integrator of Gymnasium's model (RK4, but Euler in HalfCheetah); ``euler`` is faster
             and another task.
         max_episode_steps: transitions until truncation; None takes Gymnasium's limit.
-        deterministic: bitwise repeatable on CUDA too, for speed; a CPU always is.
         **options: Gymnasium's, see `envs.warp_rows.customize`: ``healthy_z_range``, ``reset_noise_scale`` ...
 
     Raises:
@@ -65,7 +66,6 @@ class MujocoWarpVecEnv(VecEnv):
         world_size: int = 1,
         physics: str = "rk4",
         max_episode_steps: int | None = None,
-        deterministic: bool = False,
         **options: Any,
     ) -> None:
         if id not in TASKS:
@@ -95,7 +95,6 @@ class MujocoWarpVecEnv(VecEnv):
                 self.device,
                 key=stream_key(seed, rank, epoch=0),
                 max_episode_steps=limit,
-                deterministic=deterministic,
             )
         self.single_observation_space = Box(-np.inf, np.inf, tuple(self._simulation.observations.shape[1:]), np.float32)
         self.single_action_space = Box(*model.actuator_ctrlrange.T.astype(np.float32), dtype=np.float32)
@@ -137,7 +136,7 @@ class MujocoWarpVecEnv(VecEnv):
         self._simulation.episode.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All state, as tensors; steps from it repeat exactly where the engine is repeatable (CPU, `deterministic`)."""
+        """All state, as tensors; steps from it repeat as exactly as the engine does: on a CPU bit for bit."""
         return {name: tensor.clone() for name, tensor in self._simulation.state().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> Tensor:

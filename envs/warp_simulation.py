@@ -52,12 +52,10 @@ class WarpSimulation:
         *,
         key: Tensor,
         max_episode_steps: int,
-        deterministic: bool,
     ) -> None:
         self._task, self._num_envs, self._device = task, num_envs, wp.device_from_torch(device)
         self._model = mjw.put_model(model)
         self._model.opt.warn_overflow = 0  # counted instead of printed
-        self._model.opt.deterministic = deterministic
         self._data = mjw.make_data(model, nworld=num_envs, nconmax=task.contacts, njmax=task.constraints)
         self._model.callback.contactfilter = align_contacts
 

@@ -421,38 +421,33 @@ def test_4096_ants_agree_with_mujoco_on_the_gpu():
 
 @pytest.mark.gpu
 def test_policy_and_env_replay_as_one_graph_and_memory_stays():
-    env, alone = (warp_env("Ant-v5", num_envs=64, device="cuda", deterministic=True) for _ in range(2))
-    policy = torch.nn.Linear(105, 8, device="cuda")
-    observations = env.reset()
-    alone_observations = alone.reset()
+    # at most one constraint row per world, so that CUDA, too, leaves no choice of an order of summation
+    env, alone = (warp_env("Reacher-v5", num_envs=65, device="cuda") for _ in range(2))
+    observations, expected = env.reset(), alone.reset()
     state = env.state_dict()
     graph = torch.cuda.CUDAGraph()
-    with torch.no_grad():
-        policy(observations)
+    with torch.cuda.graph(graph):
+        result = env.step(observations[:, :2].sin())
+    env.load_state_dict(state)
+    free = []
+    for _ in range(120):
+        graph.replay()
+        reference = alone.step(expected[:, :2].sin())
+        for x, y in zip(result, reference, strict=True):
+            assert torch.equal(x, y)
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            result = env.step(policy(observations).tanh())
-        env.load_state_dict(state)
-        for step in range(200):
-            graph.replay()
-            expected = alone.step(policy(alone_observations).tanh())
-            if step % 20 == 0:
-                for x, y in zip(result, expected, strict=True):
-                    assert torch.equal(x, y)
-            if step == 10:
-                torch.cuda.synchronize()
-                free = torch.cuda.mem_get_info()[0]
-    torch.cuda.synchronize()
-    assert torch.cuda.mem_get_info()[0] == free
+        free.append(torch.cuda.mem_get_info()[0])
+    assert free[-1] == free[20]
+    assert not torch.equal(env.state_dict()["episode"], state["episode"])
 
 
 @pytest.mark.gpu
 def test_the_reset_of_one_world_changes_no_bit_of_another_on_the_gpu():
-    quiet, disturbed = (warp_env("Ant-v5", num_envs=65, device="cuda", deterministic=True) for _ in range(2))
+    quiet, disturbed = (warp_env("Reacher-v5", num_envs=65, device="cuda") for _ in range(2))
     for env in (quiet, disturbed):
         env.reset()
         rollout(env, 5)
     with_state(disturbed, done=(2, True))
     others = torch.arange(65, device="cuda") != 2
-    for x, y in zip(rollout(quiet, 30, seed=1), rollout(disturbed, 30, seed=1), strict=True):
+    for x, y in zip(rollout(quiet, 60, seed=1), rollout(disturbed, 60, seed=1), strict=True):
         assert torch.equal(x[:, others], y[:, others])
