@@ -1,0 +1,136 @@
+"""Evaluation of checkpoints: whole episodes, one per env, printed and saved."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import run_until, small_config
+
+from scripts import evaluate as script
+from trainer.checkpoint import CheckpointError
+from trainer.evaluate import evaluate, load_checkpoint
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("runs")
+    config = small_config("out=run", "normalize.observations=true", "checkpoint.interval_updates=1")
+    assert run_until(3, config, base) == 143
+    return base / "run"
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    script.main()
+
+
+def test_every_env_plays_one_whole_episode(run: Path):
+    config, state = load_checkpoint(run)
+    episodes = evaluate(config, state, 5, seed=3, deterministic=True, device=CPU)
+    assert len(episodes.returns) == len(episodes.lengths) == 5
+    assert episodes.returns == [float(length) for length in episodes.lengths], "CartPole pays 1 a step"
+    assert len(set(episodes.lengths)) > 1, "the envs start differently"
+    assert config.env.pools == 2, "the configuration is not changed"
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("engine", ["envpool", "torch"])
+def test_the_same_seed_gives_the_same_episodes(run: Path, engine: str, deterministic: bool):
+    config, state = load_checkpoint(run)
+    config.env.engine = engine
+    first, again = (evaluate(config, state, 4, 5, deterministic, CPU) for _ in range(2))
+    assert first == again
+    assert evaluate(config, state, 4, 6, deterministic, CPU) != first
+
+
+def test_evaluation_changes_neither_weights_nor_normalizers(run: Path):
+    config, state = load_checkpoint(run)
+    before = {name: tensor.clone() for name, tensor in state["modules"]["observation_normalizer"].items()}
+    evaluate(config, state, 3, seed=1, deterministic=False, device=CPU)
+    after = load_checkpoint(run)[1]["modules"]["observation_normalizer"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert before["running.count"] > 0
+
+
+def test_the_command_prints_and_saves_deterministic_and_sampled_returns(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    command(monkeypatch, f"checkpoint={run}", "episodes=6")
+    printed = capsys.readouterr().out
+    saved = json.loads((run / "evaluation-3-envpool.json").read_text())
+    assert saved["env_id"] == "CartPole-v1"
+    for name in ("deterministic", "sampled"):
+        returns = saved[name]["returns"]
+        assert len(returns) == 6
+        assert saved[name]["mean"] == pytest.approx(sum(returns) / 6)
+        assert saved[name]["std"] == pytest.approx(statistics.pstdev(returns))
+        assert f"return {saved[name]['mean']:.2f} ±" in printed
+
+
+def test_a_single_checkpoint_file_is_played_and_older_ones_too(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    command(monkeypatch, f"checkpoint={run}/checkpoints/update-00000002.pt", "episodes=2", "engine=torch")
+    assert "on torch, after" in capsys.readouterr().out
+    assert json.loads((run / "checkpoints/evaluation-2-torch.json").read_text())["update"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "checkpoint=<a run folder or file> is missing"),
+        (["checkpoint=nowhere"], "nowhere: no such checkpoint"),
+        (["checkpoint={run}", "episods=3"], "episods: there is no such key; did you mean episodes?"),
+        (["checkpoint={run}", "episodes=0"], "episodes=0"),
+        (["checkpoint={run}", "episodes=abc"], "episodes: Value 'abc'"),
+        (["checkpoint={run}", "engine=foo"], "env.engine=foo"),
+        (["checkpoint={run}", "device=cuda:99"], "device=cuda:99"),
+    ],
+)
+def test_a_wrong_command_is_refused_in_one_line(
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    named: str,
+):
+    with pytest.raises(SystemExit) as end:
+        command(monkeypatch, *(argument.format(run=run) for argument in arguments))
+    errors = capsys.readouterr().err
+    assert end.value.code == 1
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert named in errors
+
+
+def test_a_policy_that_does_not_fit_the_env_is_refused_by_its_tensor(run: Path):
+    config, state = load_checkpoint(run)
+    config.env.id = "Acrobot"
+    with pytest.raises(CheckpointError, match=r"tensor actor\.0\.weight"):
+        evaluate(config, state, 2, seed=1, deterministic=True, device=CPU)
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("imageio", "imageio_ffmpeg", "pygame")),
+    reason="films need rollscan[video]",
+)
+def test_a_film_has_a_frame_for_every_state(run: Path, monkeypatch: pytest.MonkeyPatch):
+    import imageio.v3
+
+    from trainer.video import film
+
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    target = run / "film.mp4"
+    length = film(run, target, seed=1)
+    frames = imageio.v3.imread(target)
+    assert frames.shape[0] == length + 1
+    assert frames.shape[1:] == (400, 600, 3)
+    assert frames[0].std() > 0, "something is to be seen"

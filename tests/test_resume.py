@@ -1,0 +1,136 @@
+"""Resuming: the same numbers as a run that was never interrupted, and refusals of what does not fit."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import differences, rows, run_until, small_config, without_times
+
+from trainer import checkpoint
+from trainer.checkpoint import CheckpointError
+from trainer.config import Config
+from trainer.run_folder import RunFolder
+from trainer.schema import compose_for_resume
+from trainer.session import train
+
+EXACT = {
+    "torch engine, its state is saved": ("env.engine=torch",),
+    "envpool, started anew every update": ("env.engine=envpool", "env.reseed_interval=1"),
+}
+EVERYTHING = ("normalize.observations=true", "normalize.rewards=true", "normalize.values=true")
+
+
+def resume(folder: Path, update: int, *overrides: str) -> int:
+    run = RunFolder.existing(folder)
+    return run_until(update, compose_for_resume(run.config.read_text(), list(overrides)), folder, run)
+
+
+def newest(folder: Path) -> dict:
+    state = checkpoint.load_newest(folder / "checkpoints", print)
+    for key in ("seconds",):
+        state["counters"].pop(key)
+    state.pop("config")  # names the folder
+    return state
+
+
+@pytest.mark.parametrize("schedule", ["linear", "adaptive"])
+@pytest.mark.parametrize("engine", EXACT.values(), ids=EXACT.keys())
+def test_ten_updates_equal_five_resumed_for_five_bit_for_bit(tmp_path: Path, engine: tuple[str, ...], schedule: str):
+    overrides = (*engine, *EVERYTHING, f"ppo.lr_schedule={schedule}")
+    assert run_until(10, small_config(*overrides, "out=straight"), tmp_path) == 143
+    assert run_until(5, small_config(*overrides, "out=broken"), tmp_path) == 143
+    torch.manual_seed(12345)  # whatever happened in between
+    assert resume(tmp_path / "broken", 10) == 143
+
+    straight, broken = newest(tmp_path / "straight"), newest(tmp_path / "broken")
+    assert straight["update"] == broken["update"] == 10
+    assert differences(straight, broken) == []
+    assert {"policy", "observation_normalizer", "reward_normalizer", "value_normalizer"} == set(straight["modules"])
+    assert straight["algorithm"]["optimizer"]["state"][0]["exp_avg_sq"].abs().sum() > 0
+    expected, got = ([without_times(row) for row in rows(tmp_path / name)] for name in ("straight", "broken"))
+    assert [row["update"] for row in got] == list(range(1, 11))
+    assert got == expected
+
+
+def test_envs_that_cannot_restore_their_state_start_anew_by_the_same_rule_every_time(tmp_path: Path):
+    """EnvPool without reseed_interval: resuming twice from one checkpoint gives the same run twice."""
+    assert run_until(3, small_config("out=run"), tmp_path) == 143
+    results = []
+    for _ in range(2):
+        assert resume(tmp_path / "run", 5) == 143
+        results.append([without_times(row) for row in rows(tmp_path / "run")])
+        (tmp_path / "run/checkpoints/update-00000005.pt").unlink()
+    assert results[0] == results[1]
+    assert [row["update"] for row in results[0]] == [1, 2, 3, 4, 5]
+
+
+def test_an_older_checkpoint_resumes_without_repeating_an_update(tmp_path: Path):
+    assert run_until(4, small_config("out=run", "checkpoint.interval_updates=2"), tmp_path) == 143
+    (tmp_path / "run/checkpoints/update-00000004.pt").unlink()
+    assert resume(tmp_path / "run", 5) == 143
+    got = rows(tmp_path / "run")
+    assert [row["update"] for row in got] == [1, 2, 3, 4, 5]
+    assert all(a["env_steps"] < b["env_steps"] for a, b in zip(got[:-1], got[1:], strict=True))
+
+
+def test_the_linear_schedule_continues_and_a_longer_run_takes_its_own_value(tmp_path: Path):
+    config = small_config("out=run", "total_steps=1000", "ppo.lr_schedule=linear", "ppo.learning_rate=1e-3")
+    assert run_until(4, config, tmp_path) == 143
+    done = rows(tmp_path / "run")[-1]["env_steps"]
+    assert resume(tmp_path / "run", 5, "total_steps=2000") == 143
+    assert rows(tmp_path / "run")[-1]["learning_rate"] == pytest.approx(1e-3 * (1 - done / 2000), rel=1e-6)
+
+
+def test_a_finished_run_resumes_to_an_end_at_once_and_goes_on_when_it_is_made_longer(tmp_path: Path):
+    assert train(small_config("out=run", "total_steps=130"), tmp_path) == 0
+    before = rows(tmp_path / "run")
+    assert resume(tmp_path / "run", 0) == 0
+    assert rows(tmp_path / "run") == before
+    assert resume(tmp_path / "run", 0, "total_steps=300") == 0
+    assert rows(tmp_path / "run")[: len(before)] == before
+    assert rows(tmp_path / "run")[-1]["env_steps"] >= 300
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    base = tmp_path_factory.mktemp("runs")
+    assert run_until(2, small_config("out=run", "checkpoint.interval_updates=1"), base, number=signal.SIGUSR1) == 138
+    return RunFolder.existing(base / "run")
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("policy.hidden_sizes=[16]", "policy: tensor actor.0.weight"),
+        ("policy.hidden_sizes=[8,8]", "policy: tensor actor.2.weight"),
+        ("env.id=Acrobot-v1", "policy: tensor actor.0.weight"),
+        ("env.id=Pendulum-v1", "policy: the checkpoint has no tensor log_std"),
+        ("normalize.observations=true", "observation_normalizer: the checkpoint has no tensor running.count"),
+        ("normalize.values=false", "value_normalizer"),
+        ("num_envs=4", "num_envs=4"),
+    ],
+)
+def test_a_changed_run_is_refused_with_the_name_of_what_does_not_fit(run: RunFolder, override: str, named: str):
+    config = compose_for_resume(run.config.read_text(), [override])
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in run.path.rglob("*"))
+    with pytest.raises(CheckpointError) as refusal:
+        train(config, run.path, run)
+    assert named in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in run.path.rglob("*")) == before
+
+
+def test_a_torn_newest_checkpoint_is_named_and_the_one_before_continues(tmp_path: Path):
+    assert run_until(3, small_config("out=run", "checkpoint.interval_updates=1"), tmp_path) == 143
+    torn = tmp_path / "run/checkpoints/update-00000003.pt"
+    torn.write_bytes(torn.read_bytes()[:500])
+    assert resume(tmp_path / "run", 4) == 143
+    assert [row["update"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+def test_a_configuration_survives_being_saved_and_resumed(run: RunFolder):
+    saved: Config = compose_for_resume(run.config.read_text(), [])
+    assert saved == small_config("out=run", "checkpoint.interval_updates=1")
