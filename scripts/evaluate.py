@@ -33,7 +33,7 @@ from trainer.schema import one_line
 class Options:
     """What the command line may set."""
 
-    checkpoint: str = "???"  #: a run folder (its newest checkpoint) or a file
+    checkpoint: str = ""  #: a run folder (its newest checkpoint) or a file
     episodes: int = 100
     seed: int = 1_000_000
     device: str = "cpu"
@@ -48,6 +48,8 @@ def _parse(arguments: list[str]) -> Options:
         raise ConfigError(one_line(error, known=list(Options.__dataclass_fields__))) from error
     if not isinstance(options, Options):
         raise ConfigError("arguments are key=value")
+    if not options.checkpoint:
+        raise ConfigError("checkpoint=<a run folder or file> is missing")
     if options.episodes < 1:
         raise ConfigError(f"episodes={options.episodes} must be at least 1")
     return options
@@ -79,7 +81,7 @@ def _film(path: Path, target: Path, seed: int) -> None:
     done = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip() or "no message").splitlines()[-1]
-        raise ConfigError(f"video=true: no film was made: {reason}")
+        raise ConfigError(f"video=true: no film was made (it needs rollscan[video]): {reason}")
     print(f"film           {target}")
 
 
