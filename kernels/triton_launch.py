@@ -6,6 +6,7 @@ allocated but outputs; the moments and the split use a small workspace that is k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -30,7 +31,7 @@ from kernels.triton_gae import gae_results, gae_rows
 from kernels.triton_retrace import retrace_categorical_rows, retrace_results, retrace_rows
 from kernels.triton_returns import discounted_rows, state_results, td_lambda_rows
 from kernels.triton_scan import FINISH, SUMMARIZE, WHOLE, scan_kernel
-from kernels.triton_tiles import choose, next_power
+from kernels.triton_tiles import Tile, choose, next_power
 from kernels.triton_traces import trace_rows
 from kernels.triton_vtrace import vtrace_results, vtrace_rows
 
@@ -125,7 +126,15 @@ def prepare(
             f"{operation.name}: the first call with these shapes compiles its kernel, which a CUDA graph capture "
             "does not allow; call it once before the capture"
         )
-    return _ScanPlan(operation, inputs, outputs, moments)
+    steps, envs = rows.shape
+    actions = max((x.shape[2] for x in tensors if x is not None and x.dim() == 3), default=0)
+    tile = choose(operation.name, steps, envs, is_env_major(rows), rows.dtype.itemsize, actions)
+    return ScanPlan(operation, inputs, outputs, moments, tile)
+
+
+def is_env_major(rows: Tensor) -> bool:
+    """Whether the steps of one env lie next to each other."""
+    return rows.stride(0) == 1 and (rows.shape[1] == 1 or rows.stride(1) != 1)
 
 
 class _EmptyPlan(NamedTuple):
@@ -165,11 +174,17 @@ class _Launch:
         self.grid, self.constants, self.warps = grid, constants, warps
         self.compiled: Any = None
 
-    def compile(self, arguments: tuple[Any, ...]) -> None:
-        """Compile for these tensors and launch; the interpreter has nothing to keep."""
-        self.compiled = scan_kernel[self.grid](*arguments, *self.constants, num_warps=self.warps)
+    def compile(self, arguments: tuple[Any, ...]) -> Any:
+        """Compile for these tensors without launching."""
+        return scan_kernel.warmup(*arguments, *self.constants, grid=self.grid, num_warps=self.warps)
 
-    def __call__(self, stream: int, arguments: tuple[Any, ...]) -> None:
+    def first(self, arguments: tuple[Any, ...]) -> None:
+        """Compile for these tensors and launch; the interpreter leaves nothing to keep."""
+        run: Any = scan_kernel[self.grid]
+        self.compiled = run(*arguments, *self.constants, num_warps=self.warps)
+
+    def again(self, stream: int, arguments: tuple[Any, ...]) -> None:
+        """Launch what was compiled, without looking at the arguments."""
         kernel = self.compiled
         kernel.run(
             *self.grid, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
@@ -177,96 +192,112 @@ class _Launch:
         )  # fmt: skip
 
 
-class _ScanPlan:
+class ScanPlan:
     """The launches of one operation for tensors of one set of shapes, strides, dtypes, alignments and one device."""
 
     def __init__(
-        self, operation: Operation, inputs: Sequence[Tensor | None], outputs: list[Output], moments: bool
+        self,
+        operation: Operation,
+        inputs: Sequence[Tensor | None],
+        outputs: list[Output],
+        moments: bool,
+        tile: Tile,
     ) -> None:
-        rows = cast(Tensor, inputs[0])
+        given = [x for x in inputs if x is not None]
+        rows = given[0]
         self.device, self.outputs, self.moments = rows.device, outputs, moments
-        self.steps, self.envs = rows.shape
-        env_major = rows.stride(0) == 1 and (self.envs == 1 or rows.stride(1) != 1)
-        actions = max((x.shape[2] for x in inputs if x is not None and x.dim() == 3), default=0)
-        self.tile = choose(operation.name, self.steps, self.envs, env_major, actions)
-        tiles = -(-self.steps // (self.tile.runs * self.tile.length))
-        self.chunk_tiles = min(self.tile.chunk_tiles or tiles, tiles)
-        self.chunks = -(-tiles // self.chunk_tiles)
         self.dtype = accumulate_dtype(operation, inputs[:-1])
-        wide = any(_extent(x) >= 2**31 for x in inputs if x is not None)
-        self.launches = [self._launch(operation, phase, env_major, wide) for phase in self._phases()]
-        self.strides = tuple(_strides(x) for x in inputs)
-        self.output_strides: tuple[tuple[int, ...], ...] = ()
-        size = self.dtype.itemsize
-        self.parts_bytes = -(-3 * size * self.chunks * self.launches[-1].grid[0] // 256) * 256 if moments else 0
-        maps_bytes = 2 * size * next_power(self.chunks) * self.envs if self.chunks > 1 else 0
-        used = self.parts_bytes + maps_bytes
-        self.scratch_bytes = _Workspace.HEADER_BYTES + used if used else 0
+        self.steps, self.envs = rows.shape
+        tiles = -(-self.steps // (tile.runs * tile.length))
+        self.chunk_tiles = min(tile.chunk_tiles or tiles, tiles)
+        chunks = -(-tiles // self.chunk_tiles)
+        grid = (-(-self.envs // tile.envs), chunks)
 
-    def _phases(self) -> list[int]:
-        return [WHOLE.value] if self.chunks == 1 else [SUMMARIZE.value, FINISH.value]
-
-    def _launch(self, operation: Operation, phase: int, env_major: bool, wide: bool) -> _Launch:
-        tile, (rows, results, reverse) = self.tile, CONSTRUCTIONS[operation.name]
-        grid = (-(-self.envs // tile.envs), self.chunks)
+        build, finish, reverse = CONSTRUCTIONS[operation.name]
         accumulate = tl.float64 if self.dtype == torch.float64 else tl.float32
-        constants = (rows, results, reverse, phase, accumulate, wide, env_major, tile.runs, tile.envs, tile.length)
-        return _Launch(grid, (*constants, next_power(self.chunks), operation.advantages), tile.warps)
+        wide = any(_extent(x) >= 2**31 for x in given)
+        align = math.gcd(16, *(size for x in given if x.dim() == 3 for size in (*x.stride()[:2], x.shape[2])))
+        shape = (tile.runs, tile.envs, tile.length, tile.actions, align, next_power(chunks), operation.advantages)
+        phases = (WHOLE,) if chunks == 1 else (SUMMARIZE, FINISH)
+        self.launches = [
+            _Launch(
+                grid, (build, finish, reverse, phase.value, accumulate, wide, is_env_major(rows), *shape), tile.warps
+            )
+            for phase in phases
+        ]
+        self.strides = tuple(() if x is None else (*x.stride(), *x.shape[2:]) for x in inputs)
+        self.output_strides: tuple[tuple[int, ...], ...] = ()
+
+        size = self.dtype.itemsize
+        self.maps_start = _Workspace.HEADER_BYTES + (next_power(3 * size * grid[0] * chunks) if moments else 0)
+        maps_bytes = 2 * size * next_power(chunks) * self.envs if chunks > 1 else 0
+        self.scratch_bytes = self.maps_start + maps_bytes if moments or chunks > 1 else 0
 
     def __call__(
         self,
-        inputs: Sequence[Tensor | None],
+        inputs: tuple[Tensor | None, ...],
         addresses: Sequence[int | None],
         gamma: float,
         coefficients: tuple[float, ...],
         out: Sequence[Tensor] | None,
     ) -> Sequence[Tensor]:
+        """Launch on the current stream of the tensors' device."""
         if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
             with torch.cuda.device(self.device):
-                return self._run(inputs, addresses, gamma, coefficients, out)
-        return self._run(inputs, addresses, gamma, coefficients, out)
-
-    def _run(self, inputs, addresses, gamma, coefficients, out):
-        results = allocate(inputs[0], self.outputs) if out is None else out
-        stream = 0 if INTERPRETED else driver.active.get_current_stream(self.device.index)
-        first = self.launches[0].compiled is None
-        if first:
-            handles, targets = tuple(inputs), tuple(results)
+                return self(inputs, addresses, gamma, coefficients, out)
+        results = allocate(cast(Tensor, inputs[0]), self.outputs) if out is None else out
+        scalars = (gamma, *coefficients, *_UNUSED)[:5]
+        if self.launches[0].compiled is None:
             self.output_strides = tuple(x.stride() for x in results)
-        else:
-            handles, targets = tuple(addresses[: len(inputs)]), tuple(x.data_ptr() for x in results)
-        maps, moments = None, None
-        if self.scratch_bytes:
-            parts, maps, counter = self._scratch(stream, as_tensors=first)
-            if self.moments:
-                *targets, result = targets
-                targets, moments = tuple(targets), (result, parts, counter)
-        arguments = (
-            handles[:-1], self.strides, targets, self.output_strides, maps, moments, gamma, handles[-1],
-            *(*coefficients, *_UNUSED)[:4], self.steps, self.envs, self.chunk_tiles,
-        )  # fmt: skip
+            arguments = self._arguments(inputs, tuple(results), scalars, self._sections())
+            for launch in self.launches:
+                launch.first(arguments)
+            return results
+        stream = _current_stream(self.device)
+        start = self._memory(stream).data_ptr() if self.scratch_bytes else 0
+        sections = (start + _Workspace.HEADER_BYTES, start, start + self.maps_start)
+        targets = tuple(x.data_ptr() for x in results)
+        arguments = self._arguments(tuple(addresses[: len(inputs)]), targets, scalars, sections)
         for launch in self.launches:
-            if first:
-                launch.compile(arguments)
-            else:
-                launch(stream, arguments)
+            launch.again(stream, arguments)
         return results
 
-    def _scratch(self, stream: int, as_tensors: bool) -> tuple[Any, Any, Any]:
-        """The moments' parts, the chunks' maps and the counter: tensors where a kernel is compiled, else addresses."""
-        memory = _Workspace.get(self.device, stream, self.scratch_bytes)
-        parts, maps = _Workspace.HEADER_BYTES, _Workspace.HEADER_BYTES + self.parts_bytes
-        if as_tensors:
-            return memory[parts:].view(self.dtype), memory[maps:].view(self.dtype), memory[:4].view(torch.int32)
-        start = memory.data_ptr()
-        return start + parts, start + maps, start
+    def compile(self, inputs: tuple[Tensor | None, ...]) -> list[Any]:
+        """The compiled kernels for Triton's active target, without a launch; the tensors may be on ``meta``."""
+        results = allocate(cast(Tensor, inputs[0]), self.outputs)
+        self.output_strides = tuple(x.stride() for x in results)
+        arguments = self._arguments(inputs, tuple(results), (1.0, *_UNUSED), self._sections())
+        return [launch.compile(arguments) for launch in self.launches]
+
+    def _arguments(
+        self, inputs: tuple[Any, ...], results: tuple[Any, ...], scalars: tuple[float, ...], sections: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """What the kernel takes before its constants, as tensors or as addresses."""
+        parts, counter, maps = sections
+        moments = (results[-1], parts, counter) if self.moments else None
+        gamma, *coefficients = scalars
+        return (
+            inputs[:-1], self.strides, results[:-1] if self.moments else results, self.output_strides,
+            maps if len(self.launches) > 1 else None, moments, gamma, inputs[-1], *coefficients,
+            self.steps, self.envs, self.chunk_tiles,
+        )  # fmt: skip
+
+    def _memory(self, stream: int) -> Tensor:
+        return _Workspace.get(self.device, stream, self.scratch_bytes)
+
+    def _sections(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The workspace's parts of moments, counter and maps as tensors."""
+        if not self.scratch_bytes:
+            return None, None, None
+        stream = _current_stream(self.device) if self.device.type == "cuda" else 0
+        memory = self._memory(stream)
+        parts, counter, maps = memory[_Workspace.HEADER_BYTES :], memory[:4], memory[self.maps_start :]
+        return parts.view(self.dtype), counter.view(torch.int32), maps.view(self.dtype)
 
 
-def _strides(x: Tensor | None) -> tuple[int, ...]:
-    """Strides in elements, and the number of actions of a ``[T, N, A]`` tensor."""
-    if x is None:
-        return ()
-    return (*x.stride(), *x.shape[2:])
+def _current_stream(device: torch.device) -> int:
+    active: Any = driver.active
+    return active.get_current_stream(device.index)
 
 
 def _extent(x: Tensor) -> int:

@@ -9,8 +9,6 @@ import triton.language as tl
 from kernels.triton_scan import load_ends, load_floats, load_row, load_run, successors
 from kernels.triton_vtrace import clipped
 
-ACTION_CHUNK = tl.constexpr(16)  # actions held in registers at a time
-
 
 @triton.jit
 def retrace_coefficients(rewards, q_taken, following, log_rhos, ends, coefficients, L: tl.constexpr):
@@ -27,7 +25,10 @@ def retrace_coefficients(rewards, q_taken, following, log_rhos, ends, coefficien
 
 
 @triton.jit
-def retrace_rows(inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
+def retrace_rows(
+    inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
     """``inputs``: rewards, q_taken, expected_q, log_rhos, last_expected_q, flags, next_expected_q."""
     rewards = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)
     q_taken = load_floats(inputs[1], strides[1], tile, ACC, L, ENV_MAJOR)
@@ -43,23 +44,32 @@ def retrace_rows(inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.c
 
 
 @triton.jit
-def expectation(q, policy, strides, tile, step: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr):
-    """``sum_a exp(policy[a]) * q[a]`` in row ``step`` of every run; probability 0 counts nothing whatever its Q."""
+def expectation(
+    q, policy, strides, tile, step: tl.constexpr, ACC: tl.constexpr, A: tl.constexpr, ALIGN: tl.constexpr
+):  # fmt: skip
+    """``sum_a exp(policy[a]) * q[a]`` in row ``step`` of every run; probability 0 counts nothing whatever its Q.
+
+    Actions are taken ``A`` at a time, as columns beside the envs, so that a row of ``[N, A]`` is read as it lies;
+    ``ALIGN`` divides its offset and the number of actions.
+    """
     t0, n, T, N = tile
-    A = strides[1][3]
+    S: tl.constexpr = t0.shape[0]
+    BN: tl.constexpr = n.shape[1]
     t = t0 + step
-    column = tl.arange(0, BN * ACTION_CHUNK)[None, :]
-    env = tl.min(n) + column // ACTION_CHUNK
-    total = tl.zeros([t0.shape[0], BN], ACC)
-    for start in tl.range(0, A, ACTION_CHUNK):
-        action = start + column % ACTION_CHUNK
-        mask = (t < T) & (env < N) & (action < A)
-        q_offset = t * strides[1][0] + env * strides[1][1] + action * strides[1][2]
-        policy_offset = t * strides[2][0] + env * strides[2][1] + action * strides[2][2]
-        probability = tl.exp(tl.load(policy + policy_offset, mask=mask, other=float("-inf")).to(ACC))
-        values = tl.load(q + q_offset, mask=mask, other=0).to(ACC)
+    column = tl.arange(0, BN * A)[None, :]
+    env = (tl.program_id(0) * BN + column // A).to(n.dtype)
+    total = tl.zeros([S, BN], ACC)
+    for start in tl.range(0, strides[1][3], A):
+        action = start + column % A
+        mask = (t < T) & (env < N)
+        if ALIGN % A != 0:
+            mask = mask & (action < strides[1][3])
+        q_row = tl.multiple_of(t * strides[1][0] + env * strides[1][1], [1, ALIGN])
+        policy_row = tl.multiple_of(t * strides[2][0] + env * strides[2][1], [1, ALIGN])
+        probability = tl.exp(tl.load(policy + policy_row + action * strides[2][2], mask, float("-inf")).to(ACC))
+        values = tl.load(q + q_row + action * strides[1][2], mask, 0).to(ACC)
         terms = tl.where(probability == 0, 0, probability * values)
-        total += tl.sum(tl.reshape(terms, [t0.shape[0], BN, ACTION_CHUNK]), 2)
+        total += tl.sum(tl.reshape(terms, [S, BN, A]), 2)
     return total
 
 
@@ -74,11 +84,11 @@ def load_action(x, stride, tile, action, allowed, step: tl.constexpr):
 
 @triton.jit
 def retrace_categorical_rows(
-    inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr
+    inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):  # fmt: skip
     """``inputs``: rewards, q_values, policy, behaviour, actions, last_expected_q, flags, next_expected_q."""
     t0, n, T, N = tile
-    A = strides[1][3]
     rewards = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)
     behaviour = load_floats(inputs[3], strides[3], tile, ACC, L, ENV_MAJOR)
     behaviour = behaviour + (load_row(inputs[3], strides[3], tile, L, 0).to(ACC),)
@@ -87,7 +97,7 @@ def retrace_categorical_rows(
     q_taken = ()
     log_rhos = ()
     for step in tl.static_range(L + 1):
-        allowed = (actions[step] >= 0) & (actions[step] < A)
+        allowed = (actions[step] >= 0) & (actions[step] < strides[1][3])
         log_prob = load_action(inputs[2], strides[2], tile, actions[step], allowed, step).to(ACC)
         log_rhos = log_rhos + (log_prob - behaviour[step],)
         if step < L:
@@ -96,7 +106,7 @@ def retrace_categorical_rows(
         final = tl.load(inputs[5] + n * strides[5][0], mask=n < N, other=0).to(ACC)
         following = ()
         for step in tl.static_range(1, L + 1):
-            later = expectation(inputs[1], inputs[2], strides, tile, step, ACC, n.shape[1])
+            later = expectation(inputs[1], inputs[2], strides, tile, step, ACC, A, ALIGN)
             following = following + (tl.where(t0 + step == T, final, later),)
     else:
         following = load_floats(inputs[9], strides[9], tile, ACC, L, ENV_MAJOR)

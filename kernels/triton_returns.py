@@ -11,7 +11,10 @@ from kernels.triton_scan import load_ends, load_floats
 
 
 @triton.jit
-def td_lambda_rows(inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
+def td_lambda_rows(
+    inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
     """``inputs`` are those of GAE; where the trace ends, the whole weight is on V of the successor."""
     rewards = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)
     _, _, following = load_values(inputs, strides, 1, tile, ACC, L, ENV_MAJOR)
@@ -29,7 +32,10 @@ def td_lambda_rows(inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl
 
 
 @triton.jit
-def discounted_rows(inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
+def discounted_rows(
+    inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
     """``inputs``: rewards, last_value, terminated, truncated, valid, bootstrap_values."""
     t0, n, T, N = tile
     rewards = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)

@@ -234,7 +234,7 @@ def scan_kernel(
     T, N, chunk_tiles,
     ROWS: tl.constexpr, RESULTS: tl.constexpr, REVERSE: tl.constexpr, PHASE: tl.constexpr, ACC: tl.constexpr,
     WIDE: tl.constexpr, ENV_MAJOR: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
-    CHUNKS: tl.constexpr, ADVANTAGES: tl.constexpr,
+    A: tl.constexpr, ALIGN: tl.constexpr, CHUNKS: tl.constexpr, ADVANTAGES: tl.constexpr,
 ):  # fmt: skip
     """Solve one chunk of time for ``BN`` envs; see the module.
 
@@ -266,7 +266,7 @@ def scan_kernel(
         if REVERSE:
             run = last_position - run
         tile = (run * L, n, T, N)
-        alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR)
+        alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, ALIGN)
         a, b, x = solve_runs(alpha, beta, carry_a, carry_b, REVERSE, L)
         if PHASE == SUMMARIZE:
             carry_b = last_run(b)

@@ -13,6 +13,7 @@ class Tile(NamedTuple):
     length: int  #: L: steps of a run, held by one thread
     warps: int
     chunk_tiles: int = 0  #: tiles of a program before time is split over programs; 0 never splits
+    actions: int = 1  #: actions read at a time
 
 
 def next_power(x: int) -> int:
@@ -20,8 +21,11 @@ def next_power(x: int) -> int:
     return 1 << max(x - 1, 0).bit_length()
 
 
-def choose(operation: str, steps: int, envs: int, env_major: bool, actions: int) -> Tile:
+def choose(operation: str, steps: int, envs: int, env_major: bool, itemsize: int, actions: int) -> Tile:
     """The tile for a rollout of ``steps`` by ``envs``."""
+    if actions:
+        width = min(16, next_power(actions))
+        return Tile(32, 4, 4, 4, 0, width) if env_major else Tile(4, 32, 4, 4, 0, width)
     if env_major:
         return Tile(32, 4, 4, 4)
     return Tile(min(16, next_power(-(-steps // 8))), 32, 8, 4)

@@ -10,7 +10,10 @@ from kernels.triton_scan import load_flags, load_floats, load_row
 
 
 @triton.jit
-def trace_rows(inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
+def trace_rows(
+    inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
     """``inputs``: inputs, flags, carry, previous_done; a row is cut by the done of the row before it."""
     t0, n, T, N = tile
     x = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)
