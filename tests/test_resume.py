@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_an_older_checkpoint_resumes_without_repeating_an_update(tmp_path: Path)
     assert resume(tmp_path / "run", 5) == 143
     got = rows(tmp_path / "run")
     assert [row["update"] for row in got] == [1, 2, 3, 4, 5]
-    assert all(a["env_steps"] < b["env_steps"] for a, b in zip(got[:-1], got[1:], strict=True))
+    assert all(a["env_steps"] < b["env_steps"] for a, b in pairwise(got))
 
 
 def test_the_linear_schedule_continues_and_a_longer_run_takes_its_own_value(tmp_path: Path):
