@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
 import numpy as np
@@ -13,14 +13,17 @@ from torch import Tensor
 from envs.actions import ActionMap
 from envs.base import StepResult, VecEnv
 from trainer.collector import Collector
-from trainer.config import PolicyConfig
-from trainer.normalize import ObservationNormalizer, ValueNormalizer
-from trainer.policy import Action, ActorCritic
+from trainer.config import CreditConfig, PolicyConfig, PPOConfig
+from trainer.estimator import Estimate, estimate
+from trainer.normalize import ObservationNormalizer, ValueNormalizer, moments
+from trainer.policy import Action, ActorCritic, Evaluation
+from trainer.ppo import PPO
 from trainer.rollout import Rollout
 from trainer.timing import PhaseClock
 
 CPU = torch.device("cpu")
 OBSERVATION_SIZE = 3
+Policy = TypeVar("Policy", bound=ActorCritic)
 
 
 class Script(NamedTuple):
@@ -116,7 +119,7 @@ class ModePolicy(ActorCritic):
         return Action(actions.view(-1, *self.action_shape), distribution.log_prob(actions), self.value(observations))
 
 
-def make_policy(env: VecEnv, seed: int = 0, kind: type[ActorCritic] = ActorCritic) -> ActorCritic:
+def make_policy(env: VecEnv, seed: int = 0, kind: type[Policy] = ActorCritic) -> Policy:
     torch.manual_seed(seed)
     config = PolicyConfig(hidden_sizes=[8], activation="tanh")
     return kind(env.single_observation_space, env.single_action_space, config)
@@ -138,3 +141,58 @@ def collect(script: Script, policy: ActorCritic | None = None) -> Rollout:
     """One rollout over the whole script."""
     env = ScriptedEnv(script)
     return make_collector(env, policy or make_policy(env), len(script.rewards)).collect()
+
+
+class WatchedPolicy(ActorCritic):
+    """Notes the rows of each minibatch, and the parameters with which they were evaluated."""
+
+    def __init__(self, *spaces_and_config: Any) -> None:
+        super().__init__(*spaces_and_config)
+        self.watchers: list[Callable[[Tensor], None]] = []
+
+    def evaluate(self, observations: Tensor, actions: Tensor) -> Evaluation:
+        for watch in self.watchers:
+            watch(observations)
+        return super().evaluate(observations, actions)
+
+
+class PPOCase:
+    """A policy, a rollout of it, and PPO with settings; all from one seed."""
+
+    def __init__(
+        self, script: Script, space: gymnasium.Space | None = None, value_normalizer: bool = False, **options: Any
+    ) -> None:
+        env = ScriptedEnv(script, space or gymnasium.spaces.Box(-1, 1, (2,)))
+        self.policy = make_policy(env, kind=WatchedPolicy)
+        self.rollout = make_collector(env, self.policy, len(script.rewards)).collect()
+        self.value_normalizer = ValueNormalizer() if value_normalizer else None
+        config = PPOConfig(**{"learning_rate": 1e-2, "lr_schedule": "constant", **options})
+        self.ppo = PPO(self.policy, self.value_normalizer, config, PhaseClock(CPU))
+        self.estimate = estimate(self.rollout, self.rollout.rewards, CreditConfig(), "torch")
+        self.batches: list[Tensor] = []
+        self.snapshots: list[dict[str, Tensor]] = []
+        self.policy.watchers.append(self._note)
+
+    def _note(self, observations: Tensor) -> None:
+        self.batches.append(observations.clone())
+        self.snapshots.append(self.state())
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and the optimizer's moments and step counts, copied."""
+        tensors = dict(self.policy.named_parameters())
+        for index, entry in self.ppo.optimizer.state_dict()["state"].items():
+            tensors |= {f"{index}.{name}": tensor for name, tensor in entry.items()}
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    def update(self, seed: int = 0, progress: float = 0.0) -> dict[str, float]:
+        torch.manual_seed(seed)
+        return {name: float(x) for name, x in self.ppo.update(self.rollout, self.estimate, progress).items()}
+
+    def number_rows(self) -> None:
+        """Give every row an observation of its own: its number, from 1; filler becomes 0."""
+        numbers = 1.0 + torch.arange(self.rollout.valid.numel())
+        self.rollout.observations[:-1] = numbers.view(*self.rollout.valid.shape, 1)
+
+    def set_advantages(self, advantages: Tensor) -> None:
+        flat = moments(advantages.flatten(), self.rollout.valid.flatten())
+        self.estimate = Estimate(advantages, self.estimate.value_targets, flat)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fake_env import CPU, Script, ScriptedEnv, make_collector, make_policy, random_script
+from torch.multiprocessing.spawn import spawn
 
 from trainer import distributed
 from trainer.config import CreditConfig, PPOConfig
@@ -160,7 +161,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Result]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = torch.multiprocessing.spawn(work, (port, str(folder)), nprocs=RANKS, join=False, daemon=True)
+    context = spawn(work, (port, str(folder)), nprocs=RANKS, join=False, daemon=True)
     assert context is not None
     if not context.join(timeout=60):  # joins all, or tells that one has ended
         assert context.join(timeout=60)

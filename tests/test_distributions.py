@@ -112,7 +112,7 @@ def test_the_log_deviation_stays_in_its_bounds_and_finds_back_from_beyond() -> N
     assert torch.equal(distribution.log_std, torch.tensor([-1.0, 0.5]))
     actor_critic.clamp_log_std_()
     actor_critic.distribution(observations).entropy().sum().backward()
-    assert torch.equal(log_std.grad, torch.full((2,), 3.0))
+    assert log_std.grad is not None and torch.equal(log_std.grad, torch.full((2,), 3.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.float64])

@@ -8,6 +8,7 @@ from fake_env import CPU, Script, collect, random_script
 from torch import Tensor
 
 from kernels import reference
+from kernels.operations import Backend
 from trainer import estimator, losses
 from trainer.config import Config, ConfigError, CreditConfig, EnvConfig, NormalizeConfig, PolicyConfig, PPOConfig
 from trainer.console import make_console
@@ -50,16 +51,26 @@ def expected_estimate(rollout: Rollout, kind: str) -> tuple[Tensor, Tensor]:
     return torch.where(rollout.valid, targets - values, 0.0), targets
 
 
-@pytest.mark.parametrize("torch_mode", ["loop", "scan"])
+@pytest.mark.parametrize(
+    ("backend", "torch_mode", "device"),
+    [
+        ("torch", "loop", "cpu"),
+        ("torch", "scan", "cpu"),
+        pytest.param("triton", "auto", "cuda", marks=pytest.mark.gpu),
+        pytest.param("torch", "compiled", "cuda", marks=pytest.mark.gpu),
+    ],
+)
 @pytest.mark.parametrize("kind", ESTIMATORS)
-def test_estimates_equal_the_reference(script: Script, kind: str, torch_mode: str) -> None:
-    rollout = collect(script)
+def test_estimates_equal_the_reference(
+    script: Script, kind: str, backend: Backend, torch_mode: str, device: str
+) -> None:
+    rollout = Rollout(**{name: tensor.to(device) for name, tensor in vars(collect(script)).items()})
     config = CreditConfig(estimator=kind, torch_mode=torch_mode, **COEFFICIENTS)
-    result = estimator.estimate(rollout, rollout.rewards, config, "torch")
-    advantages, targets = expected_estimate(rollout, kind)
+    result = estimator.estimate(rollout, rollout.rewards, config, backend)
+    advantages, targets = expected_estimate(collect(script), kind)
     # float32 sums of at most 31 terms of size 1
-    torch.testing.assert_close(result.advantages.double(), advantages, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(result.value_targets.double(), targets, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.advantages.double().cpu(), advantages, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.value_targets.double().cpu(), targets, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)

@@ -69,17 +69,17 @@ def test_approx_kl_is_never_negative(scale: float) -> None:
 @pytest.mark.parametrize("columns", [c for c in itertools.product([False, True], repeat=4) if any(c)])
 def test_a_column_among_batch_vectors_is_refused_by_the_surrogate(columns: tuple[bool, ...]) -> None:
     tensors = (LOG_RATIO, torch.zeros(4), ADVANTAGES, ALL)
-    mixed = [x[:, None] if column else x for x, column in zip(tensors, columns, strict=True)]
+    new, old, advantages, valid = (x[:, None] if column else x for x, column in zip(tensors, columns, strict=True))
     with pytest.raises(ValueError, match=r"has shape \(4, 1\), expected \[batch\]"):
-        losses.clipped_surrogate(*mixed, FOUR, 0.2)
+        losses.clipped_surrogate(new, old, advantages, valid, FOUR, 0.2)
 
 
 @pytest.mark.parametrize("column", range(4))
 def test_a_column_among_batch_vectors_is_refused_by_the_value_loss(column: int) -> None:
-    tensors = [torch.zeros(4), torch.zeros(4), torch.zeros(4), ALL]
-    tensors[column] = tensors[column][:, None]
+    tensors = (torch.zeros(4), torch.zeros(4), torch.zeros(4), ALL)
+    values, old, targets, valid = (x[:, None] if index == column else x for index, x in enumerate(tensors))
     with pytest.raises(ValueError, match=r"\(4, 1\)"):
-        losses.value_loss(*tensors, FOUR, 0.2)
+        losses.value_loss(values, old, targets, valid, FOUR, 0.2)
 
 
 def test_a_shorter_vector_is_refused_by_name() -> None:

@@ -49,6 +49,15 @@ def test_a_large_offset_cancels_nothing(split: list[int]) -> None:
     torch.testing.assert_close(normalizer(rows), torch.tensor([-1.22474487, 0.0, 1.22474487]))
 
 
+def test_a_mean_between_two_float32_numbers_is_subtracted_whole() -> None:
+    rows = torch.tensor([20000.0, 20000.0 + 2**-9])  # neighbours in float32
+    normalizer = ObservationNormalizer((), clip=10.0)
+    normalizer.running = learned(rows)
+    deviation = 2**-10
+    expected = deviation / math.sqrt(deviation**2 + 1e-8)
+    torch.testing.assert_close(normalizer(rows), torch.tensor([-expected, expected]))
+
+
 def test_the_deviation_does_not_shrink_with_more_batches() -> None:
     running = RunningMoments(())
     for _ in range(1000):

@@ -2,85 +2,21 @@
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import pytest
 import torch
-from fake_env import CPU, Script, ScriptedEnv, make_collector, make_policy, random_script
+from fake_env import PPOCase, Script, random_script
 from torch import Tensor
 
 from trainer import losses
-from trainer.config import CreditConfig, PPOConfig
-from trainer.estimator import Estimate, estimate
-from trainer.normalize import ValueNormalizer, moments
-from trainer.policy import ActorCritic, Evaluation
-from trainer.ppo import PPO
+from trainer.config import CreditConfig
+from trainer.estimator import estimate
 from trainer.rollout import Rollout
-from trainer.timing import PhaseClock
 
 BOX = gymnasium.spaces.Box(-1, 1, (2,))
 DISCRETE = gymnasium.spaces.Discrete(3)
-
-
-def settings(**options: Any) -> PPOConfig:
-    return PPOConfig(**{"learning_rate": 1e-2, "lr_schedule": "constant", **options})
-
-
-def make_ppo(policy: ActorCritic, value_normalizer: ValueNormalizer | None = None, **options: Any) -> PPO:
-    return PPO(policy, value_normalizer, settings(**options), PhaseClock(CPU))
-
-
-class WatchedPolicy(ActorCritic):
-    """Notes the rows of each minibatch, and the parameters with which they were evaluated."""
-
-    watch: Callable[[Tensor], None] = staticmethod(lambda observations: None)
-
-    def evaluate(self, observations: Tensor, actions: Tensor) -> Evaluation:
-        self.watch(observations)
-        return super().evaluate(observations, actions)
-
-
-class Case:
-    """A policy, a rollout of it, and PPO with settings; all from one seed."""
-
-    def __init__(
-        self, script: Script, space: gymnasium.Space = BOX, value_normalizer: bool = False, **options: Any
-    ) -> None:
-        env = ScriptedEnv(script, space)
-        self.policy = make_policy(env, kind=WatchedPolicy)
-        self.rollout = make_collector(env, self.policy, len(script.rewards)).collect()
-        self.value_normalizer = ValueNormalizer() if value_normalizer else None
-        self.ppo = make_ppo(self.policy, self.value_normalizer, **options)
-        self.estimate = estimate(self.rollout, self.rollout.rewards, CreditConfig(), "torch")
-        self.batches: list[Tensor] = []
-        self.snapshots: list[dict[str, Tensor]] = []
-        self.policy.watch = self._note
-
-    def _note(self, observations: Tensor) -> None:
-        self.batches.append(observations.clone())
-        self.snapshots.append(self.state())
-
-    def state(self) -> dict[str, Tensor]:
-        """Parameters and the optimizer's moments and step counts, copied."""
-        tensors = dict(self.policy.named_parameters())
-        for index, entry in self.ppo.optimizer.state_dict()["state"].items():
-            tensors |= {f"{index}.{name}": tensor for name, tensor in entry.items()}
-        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-    def update(self, seed: int = 0, progress: float = 0.0) -> dict[str, float]:
-        torch.manual_seed(seed)
-        return {name: float(x) for name, x in self.ppo.update(self.rollout, self.estimate, progress).items()}
-
-    def number_rows(self) -> None:
-        """Give every row an observation of its own: its number, from 1; filler becomes 0."""
-        numbers = 1.0 + torch.arange(self.rollout.valid.numel())
-        self.rollout.observations[:-1] = numbers.view(*self.rollout.valid.shape, 1)
-
-    def set_advantages(self, advantages: Tensor) -> None:
-        flat = moments(advantages.flatten(), self.rollout.valid.flatten())
-        self.estimate = Estimate(advantages, self.estimate.value_targets, flat)
 
 
 def assert_same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
@@ -100,7 +36,7 @@ def no_ends(length: int, num_envs: int) -> Script:
 def test_every_row_is_in_exactly_one_minibatch_per_epoch(
     length: int, num_envs: int, num_minibatches: int, sizes: list[int]
 ) -> None:
-    case = Case(no_ends(length, num_envs), update_epochs=3, num_minibatches=num_minibatches)
+    case = PPOCase(no_ends(length, num_envs), update_epochs=3, num_minibatches=num_minibatches)
     case.number_rows()
     case.update()
     orders = torch.cat(case.batches)[:, 0].view(3, -1).tolist()
@@ -112,14 +48,14 @@ def test_every_row_is_in_exactly_one_minibatch_per_epoch(
 @pytest.mark.parametrize("case", ["minibatches of one row", "one env for one step"])
 def test_the_smallest_batches_leave_everything_finite(case: str) -> None:
     script = no_ends(3, 3) if case == "minibatches of one row" else no_ends(1, 1)
-    trained = Case(script, num_minibatches=script.rewards.numel(), value_normalizer=True)
+    trained = PPOCase(script, num_minibatches=script.rewards.numel(), value_normalizer=True)
     metrics = trained.update()
     assert metrics["skipped_minibatches"] == 0
     assert all(math.isfinite(x) for x in metrics.values())
     assert all(tensor.isfinite().all() for tensor in trained.state().values())
 
 
-def advantages_of_the_loss(case: Case, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+def advantages_of_the_loss(case: PPOCase, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """The advantages of the valid rows in the only minibatch, in the order of the rollout."""
     seen: list[Tensor] = []
     surrogate = losses.clipped_surrogate
@@ -136,7 +72,7 @@ def advantages_of_the_loss(case: Case, monkeypatch: pytest.MonkeyPatch) -> Tenso
 
 
 def test_advantages_are_normalized_over_the_whole_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(no_ends(5, 2), num_minibatches=1, update_epochs=1)
+    case = PPOCase(no_ends(5, 2), num_minibatches=1, update_epochs=1)
     case.set_advantages(torch.arange(1.0, 11.0).square().view(5, 2))
     result = advantages_of_the_loss(case, monkeypatch)
     torch.testing.assert_close(result[:3], torch.tensor([-1.15669692, -1.06416117, -0.90993491]), rtol=1e-5, atol=1e-5)
@@ -144,7 +80,7 @@ def test_advantages_are_normalized_over_the_whole_rollout(monkeypatch: pytest.Mo
 
 
 def test_filler_rows_do_not_enter_the_normalization(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(random_script(9, 4), num_minibatches=1, update_epochs=1)
+    case = PPOCase(random_script(9, 4), num_minibatches=1, update_epochs=1)
     valid = case.rollout.valid
     case.set_advantages(torch.randn(9, 4).masked_fill(~valid, 1e6))
     kept = case.estimate.advantages[valid]
@@ -155,7 +91,7 @@ def test_filler_rows_do_not_enter_the_normalization(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("constant", [7.0, 0.1])
 def test_constant_advantages_leave_the_actor_alone(constant: float) -> None:
-    case = Case(no_ends(5, 2))
+    case = PPOCase(no_ends(5, 2))
     case.set_advantages(torch.full((5, 2), constant))
     before = case.state()
     case.update()
@@ -179,7 +115,7 @@ def poison_filler(rollout: Rollout, value: float) -> None:
 @pytest.mark.parametrize("value_normalizer", [False, True])
 def test_what_filler_rows_hold_changes_no_bit(space: gymnasium.Space, value_normalizer: bool) -> None:
     options: dict[str, Any] = {"num_minibatches": 3, "entropy_coef": 0.01, "value_normalizer": value_normalizer}
-    zeros, poisoned = (Case(random_script(9, 4), space, **options) for _ in range(2))
+    zeros, poisoned = (PPOCase(random_script(9, 4), space, **options) for _ in range(2))
     poison_filler(zeros.rollout, 0.0)
     poison_filler(poisoned.rollout, math.nan)
     filler = ~poisoned.rollout.valid
@@ -197,7 +133,7 @@ def test_a_nan_final_observation_after_a_termination_harms_nothing() -> None:
     assert after_termination.any()
     observations = script.observations.clone()
     observations[:-1][after_termination] = math.nan
-    case = Case(script._replace(observations=observations))
+    case = PPOCase(script._replace(observations=observations))
     assert case.rollout.actions.isnan().any()  # the policy saw it
     assert case.update()["skipped_minibatches"] == 0
     assert all(tensor.isfinite().all() for tensor in case.state().values())
@@ -206,7 +142,7 @@ def test_a_nan_final_observation_after_a_termination_harms_nothing() -> None:
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize("field", ["log_probs", "value_targets"])
 def test_a_minibatch_that_is_not_finite_is_withheld_with_all_that_follow(field: str, poison: float) -> None:
-    rehearsal, case = (Case(no_ends(6, 4), num_minibatches=4, update_epochs=2) for _ in range(2))
+    rehearsal, case = (PPOCase(no_ends(6, 4), num_minibatches=4, update_epochs=2) for _ in range(2))
     rehearsal.number_rows()
     rehearsal.update()
     row = int(rehearsal.batches[1][0, 0]) - 1  # of the second minibatch, in an update from the same seed
@@ -223,7 +159,7 @@ def test_a_minibatch_that_is_not_finite_is_withheld_with_all_that_follow(field: 
 
 
 def test_an_update_of_nothing_but_nan_changes_no_bit_and_the_next_one_is_applied() -> None:
-    case = Case(no_ends(6, 4), num_minibatches=2, update_epochs=2, lr_schedule="adaptive")
+    case = PPOCase(no_ends(6, 4), num_minibatches=2, update_epochs=2, lr_schedule="adaptive")
     clean = case.rollout.log_probs.clone()
     case.update()
     before, rate = case.state(), float(case.ppo.learning_rate)
@@ -237,7 +173,7 @@ def test_an_update_of_nothing_but_nan_changes_no_bit_and_the_next_one_is_applied
 
 
 def test_target_kl_withholds_the_minibatch_that_exceeds_it_and_all_that_follow() -> None:
-    case = Case(no_ends(8, 4), num_minibatches=2, update_epochs=4, learning_rate=3e-2, target_kl=0.01)
+    case = PPOCase(no_ends(8, 4), num_minibatches=2, update_epochs=4, learning_rate=3e-2, target_kl=0.01)
     metrics = case.update()
     applied = int(case.state()["0.step"])
     assert 1 <= applied < 8
@@ -249,7 +185,7 @@ def test_target_kl_withholds_the_minibatch_that_exceeds_it_and_all_that_follow()
 
 @pytest.mark.parametrize(("threshold", "stopped"), [(0.0700, 1.0), (0.0900, 0.0)])
 def test_the_stop_compares_the_non_negative_kl_of_the_minibatch(threshold: float, stopped: float) -> None:
-    case = Case(no_ends(5, 1), num_minibatches=1, update_epochs=1, target_kl=threshold)
+    case = PPOCase(no_ends(5, 1), num_minibatches=1, update_epochs=1, target_kl=threshold)
     log_ratio = torch.tensor([0.3, -0.5, 0.1, -0.2, 0.6])  # k1 = -0.06, k3 = 0.0805
     case.rollout.log_probs -= log_ratio[:, None]
     metrics = case.update()
@@ -259,7 +195,7 @@ def test_the_stop_compares_the_non_negative_kl_of_the_minibatch(threshold: float
 
 
 def test_a_minibatch_without_a_valid_row_is_not_applied() -> None:
-    case = Case(no_ends(6, 2), lr_schedule="adaptive")
+    case = PPOCase(no_ends(6, 2), lr_schedule="adaptive")
     case.update()
     before, rate = case.state(), float(case.ppo.learning_rate)
     case.rollout.valid.fill_(False)
@@ -270,7 +206,7 @@ def test_a_minibatch_without_a_valid_row_is_not_applied() -> None:
 
 
 def test_the_first_minibatch_finds_the_behaviour_policy_itself() -> None:
-    case = Case(random_script(9, 4), num_minibatches=1, update_epochs=1)
+    case = PPOCase(random_script(9, 4), num_minibatches=1, update_epochs=1)
     metrics = case.update()
     assert metrics["loss/approx_kl"] < 1e-10  # roundings of a batch of another size
     assert metrics["loss/clip_fraction"] == 0
@@ -278,15 +214,25 @@ def test_the_first_minibatch_finds_the_behaviour_policy_itself() -> None:
     assert metrics["loss/entropy"] == pytest.approx(float((log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()))
 
 
+def test_the_first_minibatch_finds_the_old_values_also_in_the_critics_units() -> None:
+    def first_value_loss(value_clip_range: float | None) -> float:
+        options: dict[str, Any] = {"value_clip_range": value_clip_range, "num_minibatches": 1, "update_epochs": 1}
+        case = PPOCase(random_script(9, 4), value_normalizer=True, **options)
+        case.estimate = case.estimate._replace(value_targets=100 + 50 * case.estimate.value_targets)
+        return case.update()["loss/value"]
+
+    assert first_value_loss(0.01) == pytest.approx(first_value_loss(None), rel=1e-4)
+
+
 def test_the_reported_losses_make_up_the_total() -> None:
-    case = Case(random_script(9, 4), num_minibatches=1, update_epochs=1, value_coef=0.7, entropy_coef=0.3)
+    case = PPOCase(random_script(9, 4), num_minibatches=1, update_epochs=1, value_coef=0.7, entropy_coef=0.3)
     metrics = case.update()
     parts = metrics["loss/policy"] + 0.7 * metrics["loss/value"] - 0.3 * metrics["loss/entropy"]
     assert metrics["loss/total"] == pytest.approx(parts, rel=1e-5)
 
 
 def test_the_gradient_is_clipped_to_its_norm_and_the_full_norm_is_reported() -> None:
-    tight, loose = (Case(no_ends(6, 2), num_minibatches=1, update_epochs=1, max_grad_norm=n) for n in (1e-3, 1e3))
+    tight, loose = (PPOCase(no_ends(6, 2), num_minibatches=1, update_epochs=1, max_grad_norm=n) for n in (1e-3, 1e3))
     assert tight.update()["grad_norm"] == pytest.approx(loose.update()["grad_norm"])
     # Adam's first moment after one step is 0.1 times the gradient
     squares = [tensor.square().sum() for name, tensor in tight.state().items() if name.endswith("exp_avg")]
@@ -295,21 +241,21 @@ def test_the_gradient_is_clipped_to_its_norm_and_the_full_norm_is_reported() -> 
 
 @pytest.mark.parametrize(("progress", "expected"), [(0.0, 1e-2), (0.25, 7.5e-3), (1.0, 0.0)])
 def test_the_linear_rate_follows_the_runs_progress(progress: float, expected: float) -> None:
-    case = Case(no_ends(6, 2), lr_schedule="linear")
+    case = PPOCase(no_ends(6, 2), lr_schedule="linear")
     before = case.state()["actor.0.weight"]
     assert case.update(progress=progress)["learning_rate"] == pytest.approx(expected, rel=1e-6)
     assert torch.equal(case.state()["actor.0.weight"], before) == (expected == 0.0)
 
 
 def test_the_adaptive_rate_moves_once_per_minibatch_and_is_the_optimizers() -> None:
-    case = Case(no_ends(6, 2), lr_schedule="adaptive", learning_rate=1e-4, num_minibatches=2, update_epochs=2)
+    case = PPOCase(no_ends(6, 2), lr_schedule="adaptive", learning_rate=1e-4, num_minibatches=2, update_epochs=2)
     metrics = case.update()  # so small a rate moves the KL by less than half of what is desired
     assert metrics["learning_rate"] == pytest.approx(1e-4 * 1.5**4)
     assert float(case.ppo.optimizer.param_groups[0]["lr"]) == pytest.approx(1e-4 * 1.5**4)
 
 
 def test_a_loaded_state_continues_bit_for_bit() -> None:
-    straight, resumed = (Case(random_script(9, 4), lr_schedule="adaptive") for _ in range(2))
+    straight, resumed = (PPOCase(random_script(9, 4), lr_schedule="adaptive") for _ in range(2))
     straight.update()
     for parameter, tensor in zip(resumed.policy.parameters(), straight.policy.parameters(), strict=True):
         parameter.data.copy_(tensor)
@@ -321,7 +267,7 @@ def test_a_loaded_state_continues_bit_for_bit() -> None:
 @pytest.mark.parametrize("value_normalizer", [False, True])
 def test_updates_raise_the_probability_of_the_rewarded_action_and_learn_its_value(value_normalizer: bool) -> None:
     script = no_ends(4, 64)
-    case = Case(script, DISCRETE, value_normalizer, update_epochs=4, value_clip_range=None)
+    case = PPOCase(script, DISCRETE, value_normalizer, update_epochs=4, value_clip_range=None)
     rewards = 5.0 * (case.rollout.actions == 2).float()
     observations = script.observations[:-1].flatten(0, 1)
 
@@ -331,20 +277,19 @@ def test_updates_raise_the_probability_of_the_rewarded_action_and_learn_its_valu
 
     before = probability()
     case.rollout.terminated.fill_(True)
-    for seed in range(20):
-        case.estimate = estimate(case.rollout, rewards, CreditConfig(), "torch")
-        metrics = case.update(seed)
+    case.estimate = estimate(case.rollout, rewards, CreditConfig(), "torch")
+    history = [case.update(seed) for seed in range(20)]
     assert before < 0.4 < probability()
     # one rollout again and again: the clip lets the ratio go 0.2 above 1, and momentum a little further
     values = case.policy.value(observations).detach()
     if case.value_normalizer is not None:
         values = case.value_normalizer.denormalize(values)
     assert float(values.mean()) == pytest.approx(float(rewards.mean()), rel=0.1)
-    assert metrics["loss/clip_fraction"] > 0
+    assert history[-1]["loss/clip_fraction"] > 0
 
 
 def test_the_log_deviation_never_leaves_its_bounds_and_is_not_stuck_there() -> None:
-    case = Case(no_ends(6, 4), learning_rate=10.0, entropy_coef=100.0, update_epochs=1)
+    case = PPOCase(no_ends(6, 4), learning_rate=10.0, entropy_coef=100.0, update_epochs=1)
     log_std = case.policy.log_std
     assert log_std is not None
     case.update()
