@@ -217,7 +217,16 @@ class ScanPlan:
         accumulate = tl.float64 if self.dtype == torch.float64 else tl.float32
         wide = any(_extent(x) >= 2**31 for x in given)
         align = math.gcd(16, *(size for x in given if x.dim() == 3 for size in (*x.stride()[:2], x.shape[2])))
-        shape = (tile.runs, tile.envs, tile.length, tile.actions, align, next_power(chunks), operation.advantages)
+        shape = (
+            tile.runs,
+            tile.envs,
+            tile.length,
+            tile.stages,
+            tile.actions,
+            align,
+            next_power(chunks),
+            operation.advantages,
+        )
         phases = (WHOLE,) if chunks == 1 else (SUMMARIZE, FINISH)
         self.launches = [
             _Launch(

@@ -234,7 +234,7 @@ def scan_kernel(
     T, N, chunk_tiles,
     ROWS: tl.constexpr, RESULTS: tl.constexpr, REVERSE: tl.constexpr, PHASE: tl.constexpr, ACC: tl.constexpr,
     WIDE: tl.constexpr, ENV_MAJOR: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
-    A: tl.constexpr, ALIGN: tl.constexpr, CHUNKS: tl.constexpr, ADVANTAGES: tl.constexpr,
+    STAGES: tl.constexpr, A: tl.constexpr, ALIGN: tl.constexpr, CHUNKS: tl.constexpr, ADVANTAGES: tl.constexpr,
 ):  # fmt: skip
     """Solve one chunk of time for ``BN`` envs; see the module.
 
@@ -261,7 +261,7 @@ def scan_kernel(
         carry_a = chunks_before(maps, carry_a, chunk, n, N, CHUNKS)
     last_position = tl.num_programs(1) * chunk_tiles * S - 1
     stats = (tl.full((), 0, ACC), tl.full((), 0, ACC), tl.full((), 0, ACC))
-    for i in tl.range(0, chunk_tiles):
+    for i in tl.range(0, chunk_tiles, num_stages=STAGES):
         run = (chunk * chunk_tiles + i) * S + position
         if REVERSE:
             run = last_position - run

@@ -13,6 +13,7 @@ class Tile(NamedTuple):
     length: int  #: L: steps of a run, held by one thread
     warps: int
     chunk_tiles: int = 0  #: tiles of a program before time is split over programs; 0 never splits
+    stages: int = 1  #: tiles in flight where a program walks over several
     actions: int = 1  #: actions read at a time
 
 
@@ -25,7 +26,7 @@ def choose(operation: str, steps: int, envs: int, env_major: bool, itemsize: int
     """The tile for a rollout of ``steps`` by ``envs``."""
     if actions:
         width = min(16, next_power(actions))
-        return Tile(32, 4, 4, 4, 0, width) if env_major else Tile(4, 32, 4, 4, 0, width)
+        return Tile(32, 4, 4, 4, actions=width) if env_major else Tile(4, 32, 4, 4, actions=width)
     if env_major:
         return Tile(32, 4, 4, 4)
     return Tile(min(16, next_power(-(-steps // 8))), 32, 8, 4)

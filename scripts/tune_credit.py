@@ -1,0 +1,168 @@
+"""Measure candidate tiles for the Triton scan on this GPU: ``python scripts/bench_credit.py --tune``.
+
+Kernels are compiled by all cores first; then each candidate solves each problem inside a CUDA graph. The winners belong
+in ``kernels/triton_tiles.py``.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import multiprocessing
+import os
+import pathlib
+import time
+from typing import Any, NamedTuple
+
+import torch
+from credit_timing import CALLS_PER_GRAPH, Problem, device_times, quantiles
+
+from kernels.operations import output_specs
+from kernels.triton_launch import ScanPlan
+from kernels.triton_tiles import Tile, next_power
+
+
+class Target(NamedTuple):
+    """Stands in for Triton's driver in a process that only compiles."""
+
+    arch: int
+
+    def get_current_target(self) -> Any:
+        """The GPU that is compiled for."""
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        """No device is asked for."""
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        """No stream is asked for."""
+        return 0
+
+
+def make_plan(problem: Problem, tile: Tile, device: str) -> tuple[ScanPlan, tuple[torch.Tensor | None, ...]]:
+    """The launches of a problem with one tile, and the inputs in the order that they take."""
+    named = problem.inputs(device)
+    inputs = (*(named.get(argument.name) for argument in problem.spec.arguments), None)
+    return ScanPlan(problem.spec, inputs, output_specs(problem.spec, inputs[:-1], None, False), False, tile), inputs
+
+
+#: (runs, envs, length, warps) to try; wide loads need 4 times as many envs (time-major) or steps (env-major) as threads.
+TIME_MAJOR = (
+    *((1, 128, 16, 4), (1, 128, 8, 4), (1, 256, 8, 4), (1, 256, 16, 8), (1, 64, 16, 2), (2, 128, 8, 4), (2, 64, 16, 4)),
+    *((4, 32, 8, 1), (4, 64, 8, 2), (4, 64, 8, 4), (4, 32, 16, 4), (4, 64, 4, 4)),
+    *((8, 32, 8, 2), (8, 32, 8, 4), (8, 16, 8, 1), (8, 64, 4, 4), (8, 32, 16, 8), (8, 32, 16, 4)),
+    *((16, 32, 8, 4), (16, 32, 8, 8), (16, 16, 8, 2), (16, 16, 8, 4), (16, 32, 4, 4), (16, 64, 8, 8), (16, 16, 16, 4)),
+    *((32, 32, 8, 8), (32, 32, 8, 16), (32, 16, 8, 4), (32, 16, 8, 8), (32, 32, 4, 8), (32, 16, 16, 8), (32, 16, 4, 4)),
+    *((64, 16, 8, 8), (64, 16, 8, 16), (64, 32, 4, 16), (64, 16, 4, 8)),
+)
+ENV_MAJOR = (
+    *(
+        (2, 64, 4, 4),
+        (2, 128, 4, 4),
+        (4, 32, 4, 4),
+        (4, 64, 4, 4),
+        (8, 16, 4, 4),
+        (16, 8, 4, 4),
+        (32, 4, 4, 4),
+        (32, 2, 4, 2),
+        (32, 1, 4, 1),
+        (32, 8, 4, 4),
+    ),
+    *((64, 1, 4, 1), (64, 2, 4, 2), (64, 4, 4, 4), (64, 2, 4, 4), (128, 1, 4, 1), (128, 1, 4, 2), (128, 1, 4, 4)),
+    *((128, 2, 4, 4), (128, 4, 4, 4), (256, 1, 4, 2), (256, 1, 4, 4), (256, 1, 4, 8), (512, 1, 4, 4), (512, 1, 4, 8)),
+    *((512, 1, 4, 16), (1024, 1, 4, 16), (32, 4, 8, 4), (128, 1, 8, 4)),
+)
+SHAPES = (
+    *((4096, 32), (4096, 128), (4096, 512), (16384, 128), (65536, 128), (1024, 2048), (4096, 2048), (256, 8192)),
+    *((65536, 16), (32768, 8)),
+)
+#: Where whole columns give fewer programs than an H100 or H200 has multiprocessors, time is split into about so many.
+FEW_PROGRAMS, SPLIT_PROGRAMS = 132, (256, 1024)
+
+
+def candidates(problem: Problem) -> list[Tile]:
+    """Tiles that are no more than twice as long as the problem, with every useful split of time."""
+    base = TIME_MAJOR if problem.layout == "time" else ENV_MAJOR
+    width = min(16, next_power(problem.actions)) if problem.operation == "retrace_categorical" else 1
+    found = []
+    for runs, envs, length, warps in base:
+        rows = runs * length
+        if rows >= 2 * problem.steps or envs >= 2 * problem.envs or runs * envs * width > 2048:
+            continue
+        tiles = -(-problem.steps // rows)
+        found += [Tile(runs, envs, length, warps, 0, stages, width) for stages in ((1, 2, 3) if tiles > 1 else (1,))]
+        blocks = max(problem.envs // envs, 1)
+        if blocks < FEW_PROGRAMS and rows >= 64 and tiles > 1:
+            sizes = {max(tiles * blocks // programs, 1) for programs in SPLIT_PROGRAMS}
+            found += [Tile(runs, envs, length, warps, size, 1, width) for size in sorted(sizes) if size < tiles]
+    return found
+
+
+def compile_tile(task: tuple[Problem, Tile, int]) -> float:
+    """Fill Triton's cache on disk; returns the seconds that it took."""
+    problem, tile, arch = task
+    from triton.runtime import driver
+
+    active: Any = driver
+    active.set_active(Target(arch))
+    start = time.perf_counter()
+    plan, inputs = make_plan(problem, tile, "meta")
+    plan.compile(inputs)
+    return time.perf_counter() - start
+
+
+def measure(problem: Problem, tile: Tile) -> dict[str, Any]:
+    """Device time of one candidate, hot, with the registers and spills of its last kernel."""
+    plan, inputs = make_plan(problem, tile, "cuda")
+    addresses = [None if x is None else x.data_ptr() for x in inputs]
+    coefficients = tuple(0.95 for _ in problem.spec.coefficients)
+
+    def call() -> None:
+        plan(inputs, addresses, 0.99, coefficients, None)
+
+    p20, p50, p80 = quantiles(device_times([call] * CALLS_PER_GRAPH, replays=7))
+    kernel = plan.launches[-1].compiled
+    name = f"{problem.operation} {problem.envs}x{problem.steps} {problem.layout}"
+    return {
+        "problem": name, **tile._asdict(), "p20": round(p20, 2), "p50": round(p50, 2), "p80": round(p80, 2),
+        "registers": kernel.n_regs, "spills": kernel.n_spills,
+    }
+
+
+def tune(
+    operations: list[str], out: pathlib.Path, budget_s: float, shapes: list[tuple[int, int]] | None = None
+) -> None:
+    """Measure all candidates within the budget, write every figure, and print the best three of each problem."""
+    start = time.monotonic()
+    problems = [
+        Problem(operation, envs, steps, layout)
+        for operation, (envs, steps), layout in itertools.product(operations, shapes or SHAPES, ("time", "env"))
+    ]
+    major, minor = torch.cuda.get_device_capability()
+    tasks = [(problem, tile, 10 * major + minor) for problem in problems for tile in candidates(problem)]
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        for done, _ in enumerate(pool.imap_unordered(compile_tile, tasks), 1):
+            if time.monotonic() - start > 0.6 * budget_s:
+                print(f"compiled {done} of {len(tasks)} candidates, the rest are left out")
+                pool.terminate()
+                break
+    print(f"{len(tasks)} candidates compiled in {time.monotonic() - start:.0f} s", flush=True)
+    rows = []
+    for problem, tile, _ in tasks:
+        if time.monotonic() - start > budget_s:
+            print(f"stopped at {len(rows)} of {len(tasks)}: the time is spent")
+            break
+        try:
+            rows.append(measure(problem, tile))
+        except Exception as error:  # a tile that this GPU cannot hold is a result too
+            print(f"{problem} {tile}: {type(error).__name__} {str(error).splitlines()[0][:100]}")
+    with out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    for _, group in itertools.groupby(rows, key=lambda row: row["problem"]):
+        for row in sorted(group, key=lambda row: row["p50"])[:3]:
+            print(*row.values())
