@@ -49,7 +49,7 @@ def make_plan(problem: Problem, tile: Tile, device: str) -> tuple[ScanPlan, tupl
     return ScanPlan(problem.spec, inputs, output_specs(problem.spec, inputs[:-1], None, False), False, tile), inputs
 
 
-#: (runs, envs, length, warps) to try; wide loads need 4 times as many envs (time-major) or steps (env-major) as threads.
+#: (runs, envs, length, warps) to try; loads are 16 bytes wide where envs (time-major) or steps are 4 to a thread.
 TIME_MAJOR = (
     *((1, 128, 16, 4), (1, 128, 8, 4), (1, 256, 8, 4), (1, 256, 16, 8), (1, 64, 16, 2), (2, 128, 8, 4), (2, 64, 16, 4)),
     *((4, 32, 8, 1), (4, 64, 8, 2), (4, 64, 8, 4), (4, 32, 16, 4), (4, 64, 4, 4)),
