@@ -7,8 +7,12 @@ after saving.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until a run can be saved, Ctrl-C ends without a traceback
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
 

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 import torch
 
 from envs.actions import ActionMap
@@ -56,7 +57,13 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, Any]]:
     return from_yaml(state["config"]), state
 
 
-def make_agent(config: Config, state: dict[str, Any], observation_space: Any, action_space: Any, device: Any) -> Agent:
+def make_agent(
+    config: Config,
+    state: dict[str, Any],
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    device: torch.device,
+) -> Agent:
     """The policy of a checkpoint with its observation normalizer.
 
     Raises:

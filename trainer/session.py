@@ -124,31 +124,34 @@ class _Session:
         """Save and sum up, also when the loop failed: the last state that was applied is a good one."""
         if not self.is_main:
             return
-        trainer = self.trainer
         self._save()
         self.metrics.close()
-        summary = {
-            "status": status,
-            "algo": trainer.config.algo,
-            "env_id": trainer.env.id,
-            "engine": trainer.env.engine,
-            "seed": trainer.config.seed,
-            "credit_backend": trainer.backend,
-            "updates": trainer.update,
-            "env_steps": trainer.env_steps,
-            "seconds": trainer.seconds,
-            "steps_per_second": trainer.env_steps / trainer.seconds if trainer.seconds else None,
-            "episodes": trainer.episodes.ended,
-            "episode_return": trainer.episodes.mean_return(),
-            "episode_length": trainer.episodes.mean_length(),
-            "machine": machine(trainer.device),
-            "torch": torch.__version__,
-        }
+        summary = {"status": status, **_summary(self.trainer)}
         write_json(self.folder.summary, summary)
         self.wandb.finish(summary, exit_status)
         self.console.close()
+        trainer = self.trainer
         window, mean = len(trainer.episodes.returns), trainer.episodes.mean_return()
         self.console.notice(
             f"{status} after {trainer.env_steps} steps, {trainer.update} updates, {trainer.seconds:.1f} s; mean return "
             f"of the last {window} episodes {'-' if mean is None else f'{mean:.2f}'}; {self.folder.path}"
         )
+
+
+def _summary(trainer: Trainer) -> dict[str, Any]:
+    return {
+        "algo": trainer.config.algo,
+        "env_id": trainer.env.id,
+        "engine": trainer.env.engine,
+        "seed": trainer.config.seed,
+        "credit_backend": trainer.backend,
+        "updates": trainer.update,
+        "env_steps": trainer.env_steps,
+        "seconds": trainer.seconds,
+        "steps_per_second": trainer.env_steps / trainer.seconds if trainer.seconds else None,
+        "episodes": trainer.episodes.ended,
+        "episode_return": trainer.episodes.mean_return(),
+        "episode_length": trainer.episodes.mean_length(),
+        "machine": machine(trainer.device),
+        "torch": torch.__version__,
+    }
