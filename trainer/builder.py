@@ -55,3 +55,14 @@ def make_env(config: EnvConfig, num_envs: int, device: torch.device, seed: int) 
 def autocast_dtype(config: Config) -> torch.dtype | None:
     """The networks' dtype under autocast, or None."""
     return torch.bfloat16 if config.autocast == "bfloat16" else None
+
+
+def graph_obstacle(config: Config, device: torch.device) -> str | None:
+    """Why minibatch steps cannot be captured in a CUDA graph although ``cuda_graphs`` asks for it on CUDA, or None."""
+    if not config.cuda_graphs or device.type != "cuda":
+        return None
+    if distributed.world_size() > 1:
+        return "ranks sum gradients inside the step"
+    if config.steps_per_rollout % config.ppo.num_minibatches:
+        return f"ppo.num_minibatches={config.ppo.num_minibatches} does not divide the {config.steps_per_rollout} rows"
+    return None

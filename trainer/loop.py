@@ -10,7 +10,7 @@ from envs.actions import ActionMap
 from envs.base import VecEnv
 from kernels.operations import Backend
 from trainer import checkpoint, distributed, estimator
-from trainer.builder import autocast_dtype, make_env, resolve_device
+from trainer.builder import autocast_dtype, graph_obstacle, make_env, resolve_device
 from trainer.checkpoint import CheckpointError
 from trainer.collector import Collector
 from trainer.config import Config
@@ -61,7 +61,11 @@ class Trainer:
             self.env, self.policy, self.observation_normalizer, self.value_normalizer, action_map,
             config.rollout_length, self.clock, config.compile,
         )  # fmt: skip
-        self.algorithm = PPO(self.policy, self.value_normalizer, config.ppo, self.clock, config.compile)
+        obstacle = graph_obstacle(config, self.device)
+        if obstacle:
+            console.notice(f"cuda_graphs=true: {obstacle}; minibatch steps run eagerly")
+        cuda_graphs = config.cuda_graphs and self.device.type == "cuda" and not obstacle
+        self.algorithm = PPO(self.policy, self.value_normalizer, config.ppo, self.clock, config.compile, cuda_graphs)
         self.episodes = EpisodeTracker(n, config.logging.episode_window, self.backend, self.device)
         self.update = 0
         self.env_steps = 0

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from envs.base import NullClock
 from trainer import distributed, losses, schedules
 from trainer.config import PPOConfig
 from trainer.estimator import Estimate
+from trainer.graphs import GraphedStep
 from trainer.normalize import ValueNormalizer
 from trainer.policy import ActorCritic
 from trainer.rollout import Rollout
@@ -31,13 +35,25 @@ _REPORTED = (
 Minibatch = dict[str, Tensor]
 
 
+class _Totals(NamedTuple):
+    """What an update accumulates on the device, minibatch by minibatch."""
+
+    skipped: Tensor  #: scalar: minibatches that were not finite, or came after one
+    stopped: Tensor  #: scalar: minibatches above ``target_kl``, or after one
+    reported: Tensor  #: scalar: minibatches in ``sums``
+    sums: Tensor  #: ``[len(_REPORTED)]``
+
+
 class PPO:
     """Clipped-surrogate updates; nothing in it reads the device from the host.
 
-    Advantages are normalized over all valid rows of the rollout (population standard deviation, over all ranks).
-    Every row of the rollout is in exactly one minibatch per epoch; minibatch sizes differ by one at most. A minibatch
-    whose loss or gradient is not finite, or whose KL exceeds ``target_kl``, is not applied, nor is any that follows it
-    in the same update; one without a valid row is not applied either. The optimizer's step count stays, too.
+    Advantages are normalized over all valid rows of the rollout (population standard deviation, over all ranks). Every
+    row of the rollout is in exactly one minibatch per epoch; minibatch sizes differ by one at most. A minibatch whose
+    loss or gradient is not finite is not applied, nor is any that follows it in the same update; the optimizer's step
+    count stays, too.
+
+    With ``cuda_graphs`` the whole minibatch step (gather, forward, backward, clip, optimizer) is one graph; its parts
+    are then not timed apart.
     """
 
     def __init__(
@@ -47,15 +63,28 @@ class PPO:
         config: PPOConfig,
         clock: PhaseClock,
         compile_loss: bool = False,
+        cuda_graphs: bool = False,
     ):
-        self.policy, self.value_normalizer, self.config, self.clock = policy, value_normalizer, config, clock
+        self.policy, self.value_normalizer, self.config = policy, value_normalizer, config
+        self.clock = clock
         device = next(policy.parameters()).device
         #: a tensor, so that schedules and KL adaptation never stop the device
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=self.learning_rate, eps=config.adam_eps, fused=True)
+        self.optimizer = torch.optim.Adam(
+            policy.parameters(),
+            lr=self.learning_rate,
+            eps=config.adam_eps,
+            fused=True,
+            capturable=device.type == "cuda",
+        )
         self._loss: Callable[[Minibatch, Tensor], tuple[Tensor, Tensor]] = self._minibatch_loss
         if compile_loss:
             self._loss = torch.compile(self._minibatch_loss, dynamic=False)
+        skipped, stopped, reported = torch.zeros(3, device=device).unbind()
+        self._totals = _Totals(skipped, stopped, reported, torch.zeros(len(_REPORTED), device=device))
+        self._batch: Minibatch = {}
+        self._indices = torch.empty(0, dtype=torch.int64, device=device)
+        self._graph = GraphedStep(self._step_on_indices) if cuda_graphs else None
 
     def update(self, rollout: Rollout, estimate: Estimate, progress: float) -> dict[str, Tensor]:
         """Improve the policy on one rollout, in place.
@@ -76,37 +105,65 @@ class PPO:
             return self._update(rollout, estimate)
 
     def _update(self, rollout: Rollout, estimate: Estimate) -> dict[str, Tensor]:
-        batch = self._prepare(rollout, estimate)
-        skipped, stopped, reported = torch.zeros(3, device=rollout.rewards.device).unbind()
-        sums = torch.zeros(len(_REPORTED), device=rollout.rewards.device)
-        for minibatch, count in self._minibatches(batch):
-            with self.clock.phase("forward"):
-                loss, report = self._loss(minibatch, count)
-            with self.clock.phase("backward"):
-                loss.backward()
-                distributed.sum_gradients_(self.policy.parameters())
-                grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-            with self.clock.phase("optimizer"):
-                report = distributed.sum_(torch.cat([report, torch.zeros_like(report[:1])]))
-                report[-1] = grad_norm
-                skipping = (skipped > 0) | ((stopped == 0) & ~torch.isfinite(report).all())
-                stopping = ~skipping & ((stopped > 0) | self._above_target_kl(report))
-                live = ~skipping & (stopped == 0) & (count > 0)
-                self._apply(withheld=(~live | stopping).float())
-                skipped += skipping
-                stopped += stopping
-                reported += live
-                sums += torch.where(live, report, 0.0)
-                if self.config.lr_schedule == "adaptive":
-                    self._adapt_learning_rate(report, live)
+        for total in self._totals:
+            total.zero_()
+        self._load(self._prepare(rollout, estimate))
+        for indices in self._minibatch_indices(rollout.rewards.numel()):
+            if self._graph is None:
+                self._step(indices, self.clock.phase)
+            else:
+                self._indices.copy_(indices)
+                self._graph()
+        skipped, stopped, reported, sums = self._totals
         means = sums / reported.clamp(min=1.0)
         return {
             **dict(zip(_REPORTED, means.unbind(), strict=True)),
-            "skipped_minibatches": skipped,
-            "stopped_minibatches": stopped,
+            "skipped_minibatches": skipped.clone(),
+            "stopped_minibatches": stopped.clone(),
             "learning_rate": self.learning_rate.clone(),
             "explained_variance": losses.explained_variance(rollout.values[:-1], estimate.value_targets, rollout.valid),
         }
+
+    def _step_on_indices(self) -> None:
+        self._step(self._indices, NullClock().phase)
+
+    def _step(self, indices: Tensor, phase: Callable[[str], AbstractContextManager[Any]]) -> None:
+        """One minibatch: gather, forward, backward, and an optimizer step unless it must be withheld."""
+        skipped, stopped, reported, sums = self._totals
+        with phase("forward"):
+            minibatch = {name: tensor.index_select(0, indices) for name, tensor in self._batch.items()}
+            count = distributed.sum_(minibatch["valid"].sum(dtype=torch.float32))
+            loss, report = self._loss(minibatch, count)
+        with phase("backward"):
+            loss.backward()
+            distributed.sum_gradients_(self.policy.parameters())
+            grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
+        with phase("optimizer"):
+            report = distributed.sum_(torch.cat([report, torch.zeros_like(report[:1])]))
+            report[-1] = grad_norm
+            skipping = (skipped > 0) | ((stopped == 0) & ~torch.isfinite(report).all())
+            stopping = ~skipping & ((stopped > 0) | self._above_target_kl(report))
+            live = ~skipping & (stopped == 0) & (count > 0)
+            self._apply(withheld=(~live | stopping).float())
+            skipped += skipping
+            stopped += stopping
+            reported += live
+            sums += torch.where(live, report, 0.0)
+            if self.config.lr_schedule == "adaptive":
+                self._adapt_learning_rate(report, live)
+
+    def _load(self, batch: Minibatch) -> None:
+        """Set the rows that minibatches are gathered from; a graph needs them in the same memory every time."""
+        if self._graph is None:
+            self._batch = batch
+            return
+        shapes = {name: tensor.shape for name, tensor in batch.items()}
+        if {name: tensor.shape for name, tensor in self._batch.items()} != shapes:
+            self._batch = {name: torch.empty_like(tensor) for name, tensor in batch.items()}
+            self._indices = self._indices.new_empty(len(batch["valid"]) // self.config.num_minibatches)
+            self._graph.reset()
+        for name, tensor in batch.items():
+            self._batch[name].copy_(tensor)
 
     def _prepare(self, rollout: Rollout, estimate: Estimate) -> Minibatch:
         """The whole rollout as one flat batch, advantages normalized, values in the critic's units."""
@@ -128,14 +185,10 @@ class PPO:
         }
         return {name: tensor.flatten(0, 1) for name, tensor in fields.items()}
 
-    def _minibatches(self, batch: Minibatch) -> Iterator[tuple[Minibatch, Tensor]]:
-        """Every row once per epoch in a new order, with the number of valid rows over all ranks."""
-        rows = len(batch["valid"])
+    def _minibatch_indices(self, rows: int) -> Iterator[Tensor]:
+        """Every row once per epoch, in a new order each time."""
         for _ in range(self.config.update_epochs):
-            order = torch.randperm(rows, device=batch["valid"].device)
-            for indices in order.tensor_split(self.config.num_minibatches):
-                minibatch = {name: tensor.index_select(0, indices) for name, tensor in batch.items()}
-                yield minibatch, distributed.sum_(minibatch["valid"].sum(dtype=torch.float32))
+            yield from torch.randperm(rows, device=self.learning_rate.device).tensor_split(self.config.num_minibatches)
 
     def _minibatch_loss(self, minibatch: Minibatch, count: Tensor) -> tuple[Tensor, Tensor]:
         """The scalar to descend, and this rank's share of the reported values but the gradient norm."""
@@ -187,3 +240,5 @@ class PPO:
         self.learning_rate.copy_(learning_rate)
         for group in self.optimizer.param_groups:  # loading replaces the shared tensor by a copy
             group["lr"] = self.learning_rate
+        if self._graph is not None:
+            self._graph.reset()
