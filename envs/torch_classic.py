@@ -13,6 +13,7 @@ from torch import Tensor
 
 from envs.actions import check_layout
 from envs.base import EnvError, StepResult, VecEnv
+from envs.checks import check_columns, copy_state, usable_device
 from envs.counter_rng import stream_key
 from envs.torch_step import Columns, Starts, StepFunction, assign, step_function
 from envs.torch_tasks import TASKS
@@ -66,15 +67,13 @@ class TorchVecEnv(VecEnv):
         dtype_name = str(dtype).removeprefix("torch.")
         _refuse(bool(unknown), f"env.engine=torch has no option {', '.join(unknown)}")
         _refuse(id not in TASKS, f"env.id={id}: the torch engine has {', '.join(TASKS)}")
-        _refuse(num_envs < 1, f"num_envs={num_envs}: it must be at least 1")
-        _refuse(not 0 <= rank < world_size, f"rank={rank}: it must be in 0 .. world_size-1={world_size - 1}")
-        _refuse(seed < 0, f"seed={seed}: it must be 0 or more")
+        check_columns(num_envs, seed, rank, world_size)
         _refuse(dtype_name not in _DTYPES, f"env.dtype={dtype_name}: it must be {' or '.join(_DTYPES)}")
         if max_episode_steps is not None:
             _refuse(max_episode_steps < 1, f"env.max_episode_steps={max_episode_steps}: it must be at least 1")
 
         self.id, self.num_envs, self.pools = id, num_envs, (slice(0, num_envs),)
-        self.device = _device(device)
+        self.device = usable_device(device)
         self._task, self._dtype = TASKS[id], _DTYPES[dtype_name]
         self._seed, self._rank = seed, rank
         self.single_observation_space = _cast(self._task.observation_space, dtype_name)
@@ -143,13 +142,7 @@ class TorchVecEnv(VecEnv):
         Raises:
             EnvError: an entry is missing or unknown, or has another shape or dtype; nothing is changed then.
         """
-        own = self._named_tensors()
-        _refuse(state.keys() != own.keys(), f"state of {self.id} has {', '.join(state)}: expected {', '.join(own)}")
-        for name, tensor in own.items():
-            got, expected = (f"{list(x.shape)} {x.dtype}" for x in (state[name], tensor))
-            _refuse(got != expected, f"{name} in the state of {self.id} is {got}: expected {expected}")
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
+        copy_state(self.id, state, self._named_tensors())
         return self._current_observations()
 
     def counters(self) -> dict[str, int]:
@@ -214,14 +207,6 @@ class TorchVecEnv(VecEnv):
 def _refuse(condition: bool, message: str) -> None:
     if condition:
         raise EnvError(message)
-
-
-def _device(device: torch.device | str) -> torch.device:
-    """The device with its index, as the tensors on it report it."""
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # a torch without CUDA asserts
-        raise EnvError(f"device={device} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def _cast(space: spaces.Box, dtype: str) -> spaces.Box:

@@ -91,7 +91,8 @@ def test_raw_actions_are_stored_and_bounded_ones_are_sent(script: Script) -> Non
     policy = make_policy(env)
     rollout = make_collector(env, policy, LENGTH).collect()
     assert rollout.actions.abs().max() > 0.3
-    assert torch.equal(env.actions, rollout.actions.clamp(-0.3, 0.3))
+    valid = script.valid[:LENGTH]
+    assert torch.equal(env.actions[valid], rollout.actions[valid].clamp(-0.3, 0.3))
     raw = policy.evaluate(script.observations[:-1].flatten(0, 1), rollout.actions.flatten(0, 1))
     torch.testing.assert_close(rollout.log_probs.flatten(), raw.log_probs)
 
@@ -99,7 +100,22 @@ def test_raw_actions_are_stored_and_bounded_ones_are_sent(script: Script) -> Non
 def test_discrete_actions_reach_the_env_with_the_spaces_start(script: Script) -> None:
     env = ScriptedEnv(script, gymnasium.spaces.Discrete(3, start=5))
     rollout = make_collector(env, make_policy(env), LENGTH).collect()
-    assert torch.equal(env.actions, rollout.actions + 5)
+    valid = script.valid[:LENGTH]
+    assert torch.equal(env.actions[valid], rollout.actions[valid] + 5)
+
+
+@pytest.mark.parametrize("num_pools", [1, 2])
+def test_a_nan_final_observation_sends_a_finite_action_in_its_filler_row_also_over_windows(num_pools: int) -> None:
+    script = random_script(2 * LENGTH, NUM_ENVS)
+    filler = ~script.valid
+    script.observations[:-1][filler] = torch.nan  # what the policy sees in a filler row is the final observation
+    env = ScriptedEnv(script, BOX, num_pools)
+    collector = make_collector(env, make_policy(env), LENGTH)
+    for _ in range(2):
+        collector.collect()
+    assert filler[LENGTH:].any() and filler[:LENGTH].any()
+    assert torch.isfinite(env.actions).all()
+    assert (env.actions[filler] == 0).all()
 
 
 def test_observations_are_normalized_with_the_statistics_before_the_rollout(script: Script) -> None:

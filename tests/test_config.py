@@ -80,7 +80,7 @@ REFUSED = {
     "ppo.num_minibatches=0": "ppo.num_minibatches=0 must be finite, at least 1",
     "ppo.num_minibatches=70000": "ppo.num_minibatches=70000 is more than the 65536 rows of a rollout",
     "ppo.clip_range=0": "ppo.clip_range=0.0",
-    "ppo.min_learning_rate=1": "ppo.min_learning_rate=1.0 exceeds ppo.max_learning_rate=0.01",
+    "ppo.min_learning_rate=1": "ppo.learning_rate=0.0003 must lie between ppo.min_learning_rate=1.0 and",
     "ppo=3": "ppo:",
     "credit.gamma=1.5": "credit.gamma=1.5",
     "credit.gamma=nan": "credit.gamma=nan",

@@ -36,6 +36,7 @@ class Collector:
         self.observation_normalizer, self.value_normalizer = observation_normalizer, value_normalizer
         env.clock = clock
         self._observations = env.reset()  #: what the policy sees next, as the env gave it
+        self._ended = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)  #: the next row is filler
         dtype = self._observations.dtype
         if observation_normalizer is not None:  # integers are normalized to floats, in the same memory
             dtype = torch.promote_types(dtype, torch.float32)
@@ -53,6 +54,7 @@ class Collector:
     def restart(self) -> None:
         """Start every env anew."""
         self._observations = self.env.reset()
+        self._ended.zero_()
 
     def resume_from(self, observations: Tensor) -> None:
         """Go on from an env whose state was restored, with the observations that it returned."""
@@ -88,7 +90,9 @@ class Collector:
             rollout.actions[t, columns] = action.actions
             rollout.log_probs[t, columns] = action.log_probs
             rollout.values[t, columns] = self._denormalized(action.values)
-            env_actions = self.action_map(action.actions)
+            # a filler row's action is ignored, but where the final observation is NaN it must not be NaN to be sent
+            ended = self._ended[columns].view(-1, *(1,) * len(self.policy.action_shape))
+            env_actions = self.action_map(torch.where(ended, 0, action.actions))
         self.env.send(pool, env_actions)
 
     def _receive(self, pool: int, columns: slice, t: int) -> None:
@@ -101,6 +105,7 @@ class Collector:
             rollout.terminated[t, columns] = step.terminated
             rollout.truncated[t, columns] = step.truncated
             rollout.valid[t, columns] = step.valid
+            torch.logical_or(step.terminated, step.truncated, out=self._ended[columns])
 
     def _normalized(self, observations: Tensor) -> Tensor:
         return observations if self.observation_normalizer is None else self.observation_normalizer(observations)

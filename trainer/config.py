@@ -22,7 +22,7 @@ class EnvConfig:
     id: str = "Ant"  #: an id the engine knows; without a version the newest one is taken
     engine: str = "envpool"  #: envpool | mujoco_warp | torch
     pools: int = 2  #: EnvPool: sync pools that step in turns, so that the policy works while others step
-    num_threads: int = 0  #: EnvPool: threads per pool; 0 takes all cores this process may use
+    num_threads: int = 0  #: EnvPool: threads per pool; 0 shares the cores among pools and local ranks
     timeout: float = 300.0  #: seconds after which a step that does not return is an error
     action_map: str = "clip"  #: how raw actions enter the bounds: clip | rescale | squash | none
     max_episode_steps: int | None = None  #: overrides the env's own time limit

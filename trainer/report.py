@@ -12,10 +12,13 @@ from trainer.config import Config
 
 def run_name(config: Config) -> str:
     """``ppo Ant mujoco_warp/euler`` and the like: what differs as a task is part of the name."""
-    engine = config.env.engine
-    if engine == "mujoco_warp" and config.env.physics != "rk4":
-        engine += f"/{config.env.physics}"
-    return f"{config.algo} {config.env.id} {engine}"
+    return f"{config.algo} {config.env.id} {engine_name(config)}"
+
+
+def engine_name(config: Config) -> str:
+    """The engine, with the physics where they are not Gymnasium's: another task."""
+    other_task = config.env.engine == "mujoco_warp" and config.env.physics != "rk4"
+    return f"{config.env.engine}/{config.env.physics}" if other_task else config.env.engine
 
 
 def run_tags(config: Config, env_id: str, backend: str) -> list[str]:

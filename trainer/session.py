@@ -14,7 +14,7 @@ from trainer.config import Config
 from trainer.console import make_console
 from trainer.loop import Trainer
 from trainer.metrics import MetricsFile, WandbLogger, finite, write_json
-from trainer.report import machine, run_name, run_tags
+from trainer.report import engine_name, machine, run_name, run_tags
 from trainer.run_folder import RunFolder, refuse_taken
 from trainer.schema import to_dict
 from trainer.signals import StopSignal
@@ -79,7 +79,7 @@ class _Session:
             self.metrics.kept, self.console.notice,
         )  # fmt: skip
         self.console.notice(
-            f"{env.id} on {env.engine}, {config.num_envs} envs x {config.rollout_length} steps, "
+            f"{env.id} on {engine_name(config)}, {config.num_envs} envs x {config.rollout_length} steps, "
             f"{machine(self.trainer.device)}, credit {config.credit.estimator} on {backend}; {folder.path}"
         )
 

@@ -114,10 +114,11 @@ def validate(config: Config) -> None:
             f"policy.init_log_std={config.policy.init_log_std} must lie between policy.min_log_std="
             f"{config.policy.min_log_std} and policy.max_log_std={config.policy.max_log_std}"
         )
-    if config.ppo.min_learning_rate > config.ppo.max_learning_rate:
+    ppo = config.ppo
+    if ppo.lr_schedule == "adaptive" and not ppo.min_learning_rate <= ppo.learning_rate <= ppo.max_learning_rate:
         raise ConfigError(
-            f"ppo.min_learning_rate={config.ppo.min_learning_rate} exceeds ppo.max_learning_rate="
-            f"{config.ppo.max_learning_rate}"
+            f"ppo.learning_rate={ppo.learning_rate} must lie between ppo.min_learning_rate={ppo.min_learning_rate} and "
+            f"ppo.max_learning_rate={ppo.max_learning_rate}, where ppo.lr_schedule=adaptive keeps it"
         )
     if config.env.engine == "envpool" and config.env.pools > config.num_envs:
         raise ConfigError(f"env.pools={config.env.pools} is more than num_envs={config.num_envs}")
