@@ -1,14 +1,16 @@
 """Launching the scan: what depends only on shapes, layouts and dtypes is done once and looked up on later calls.
 
-A call costs a look-up and one launch of the compiled kernel, two where time is split over programs. Nothing is
-allocated but outputs; the moments and the split use a small workspace that is kept for each stream.
+A call costs a look-up and one launch of the compiled kernel. Nothing is allocated but outputs; moments and a split of
+time over programs use a small workspace that each plan keeps for each stream.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import triton.language as tl
@@ -30,12 +32,16 @@ from kernels.operations import (
 from kernels.triton_gae import gae_results, gae_rows
 from kernels.triton_retrace import retrace_categorical_rows, retrace_results, retrace_rows
 from kernels.triton_returns import discounted_rows, state_results, td_lambda_rows
-from kernels.triton_scan import FINISH, SUMMARIZE, WHOLE, scan_kernel
-from kernels.triton_tiles import Tile, choose, next_power
+from kernels.triton_scan import scan_kernel
+from kernels.triton_tiles import Tile, choose
 from kernels.triton_traces import trace_rows
 from kernels.triton_vtrace import vtrace_results, vtrace_rows
 
 INTERPRETED = isinstance(scan_kernel, InterpretedFunction)
+MAX_COEFFICIENTS = 4
+#: Stands in for an argument that was not given, so that one key describes all of them.
+ABSENT = torch.empty(0, 0, 0, dtype=torch.complex128)
+_FACTS = operator.attrgetter("shape", "dtype", "device")
 
 
 class Construction(NamedTuple):
@@ -57,15 +63,30 @@ CONSTRUCTIONS = {
     "episodic_prefix_sum": Construction(trace_rows, state_results, reverse=False),
 }
 
-_UNUSED = (1.0, 1.0, 1.0, 1.0)
+Inputs = Sequence[Tensor | None]
 
-Plan = Callable[..., Sequence[Tensor]]
+
+class Plan(Protocol):
+    """All that a call needs to know beyond its tensors' addresses and its coefficients."""
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        addresses: list[int],
+        gamma: float,
+        coefficients: tuple[float, ...],
+        out: Sequence[Tensor] | None,
+    ) -> Sequence[Tensor]:
+        """Run the operation."""
+        ...
+
+
 _plans: dict[tuple[Any, ...], Plan] = {}
 
 
 def solve(
     operation: Operation,
-    tensors: Sequence[Tensor | None],
+    tensors: Inputs,
     gamma: float | Tensor,
     coefficients: tuple[float, ...],
     out: Sequence[Tensor] | None,
@@ -79,35 +100,25 @@ def solve(
     """
     per_env, number = (gamma, 0.0) if isinstance(gamma, Tensor) else (None, gamma)
     inputs = (*tensors, per_env)
-    key: list[Any] = [operation.name, out_dtype, moments, len(inputs)]
-    pointers: list[int | None] = []
     try:
-        for x in (*inputs, *(out or ())):
-            if x is None:
-                key.append(None)
-                pointers.append(None)
-            else:
-                pointer = x.data_ptr()
-                key += (x.shape, x.stride(), x.dtype, x.device, pointer & 15)
-                pointers.append(pointer)
+        described = [ABSENT if x is None else x for x in (*inputs, *(out or ()))]
+        addresses = [x.data_ptr() for x in described]
+        key = (operation.name, out_dtype, moments, *map(_FACTS, described), *[x.stride() for x in described])
     except (AttributeError, TypeError):
         check_tensors(operation, tensors, per_env)
         raise
-    found = tuple(key)
-    plan = _plans.get(found)
+    if functools.reduce(operator.or_, addresses) & 15:
+        key = (*key, *[address & 15 for address in addresses])
+    plan = _plans.get(key)
     if plan is None:
-        plan = _plans[found] = prepare(operation, inputs, out, out_dtype, moments)
-    return plan(inputs, pointers, number, coefficients, out)
+        plan = _plans[key] = prepare(operation, inputs, out, out_dtype, moments)
+    return plan(inputs, addresses, number, coefficients, out)
 
 
 def prepare(
-    operation: Operation,
-    inputs: Sequence[Tensor | None],
-    out: Sequence[Tensor] | None,
-    out_dtype: torch.dtype | None,
-    moments: bool,
+    operation: Operation, inputs: Inputs, out: Sequence[Tensor] | None, out_dtype: torch.dtype | None, moments: bool
 ) -> Plan:
-    """Check the arguments of a first call and decide everything about its launches."""
+    """Check the arguments of a first call and decide everything about its launch."""
     *tensors, per_env = inputs
     check_tensors(operation, tensors, per_env)
     rows = cast(Tensor, tensors[0])
@@ -144,108 +155,71 @@ class _EmptyPlan(NamedTuple):
     out_dtype: torch.dtype | None
     moments: bool
 
-    def __call__(self, inputs, pointers, gamma, coefficients, out):
+    def __call__(
+        self,
+        inputs: Inputs,
+        addresses: list[int],
+        gamma: float,
+        coefficients: tuple[float, ...],
+        out: Sequence[Tensor] | None,
+    ) -> Sequence[Tensor]:
         *tensors, per_env = inputs
         discount = gamma if per_env is None else per_env
         return solve_torch(self.operation, tensors, discount, coefficients, "loop", out, self.out_dtype, self.moments)
 
 
 class _Workspace:
-    """Memory that one stream's launches share, one after the other: a counter, kept at 0, then moments and maps."""
+    """What one stream's launches of one plan leave for each other, zeroed once: flags and a counter, parts, maps.
 
-    HEADER_BYTES = 256
-    _kept: dict[tuple[torch.device, int], Tensor] = {}  # noqa: RUF012
+    Every launch raises all flags alike and leaves the counter at 0, so that launches need not reset anything.
+    """
 
-    @classmethod
-    def get(cls, device: torch.device, stream: int, size: int) -> Tensor:
-        """At least ``size`` bytes; a captured graph gets its own, as it may be replayed beside other streams."""
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return torch.zeros(size, dtype=torch.uint8, device=device)
-        kept = cls._kept.get((device, stream))
-        if kept is None or kept.numel() < size:
-            kept = cls._kept[device, stream] = torch.zeros(next_power(size), dtype=torch.uint8, device=device)
-        return kept
-
-
-class _Launch:
-    """One launch of the scan kernel: compiled by its first call, afterwards called with bare addresses."""
-
-    def __init__(self, grid: tuple[int, int], constants: tuple[Any, ...], warps: int) -> None:
-        self.grid, self.constants, self.warps = grid, constants, warps
-        self.compiled: Any = None
-
-    def compile(self, arguments: tuple[Any, ...]) -> Any:
-        """Compile for these tensors without launching."""
-        return scan_kernel.warmup(*arguments, *self.constants, grid=self.grid, num_warps=self.warps)
-
-    def first(self, arguments: tuple[Any, ...]) -> None:
-        """Compile for these tensors and launch; the interpreter leaves nothing to keep."""
-        run: Any = scan_kernel[self.grid]
-        self.compiled = run(*arguments, *self.constants, num_warps=self.warps)
-
-    def again(self, stream: int, arguments: tuple[Any, ...]) -> None:
-        """Launch what was compiled, without looking at the arguments."""
-        kernel = self.compiled
-        kernel.run(
-            *self.grid, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
-            *arguments, *self.constants,
-        )  # fmt: skip
+    def __init__(self, programs: int, envs: int, tiles: int, dtype: torch.dtype, device: torch.device) -> None:
+        sizes = (4 * (programs + 1), 3 * programs * dtype.itemsize, 2 * tiles * envs * dtype.itemsize)
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + -(-size // 16) * 16)
+        self.memory = torch.zeros(starts.pop(), dtype=torch.uint8, device=device)
+        flags, parts, maps = (self.memory[start:] for start in starts)
+        flags = flags[: sizes[0]].view(torch.int32)
+        #: flags, counter, parts, maps
+        self.tensors = (flags[:-1], flags[-1:], parts.view(dtype), maps.view(dtype))
+        self.addresses = tuple(x.data_ptr() for x in self.tensors)
 
 
 class ScanPlan:
-    """The launches of one operation for tensors of one set of shapes, strides, dtypes, alignments and one device."""
+    """The launch of one operation for tensors of one set of shapes, strides, dtypes, alignments and one device."""
 
-    def __init__(
-        self,
-        operation: Operation,
-        inputs: Sequence[Tensor | None],
-        outputs: list[Output],
-        moments: bool,
-        tile: Tile,
-    ) -> None:
+    def __init__(self, operation: Operation, inputs: Inputs, outputs: list[Output], moments: bool, tile: Tile) -> None:
         given = [x for x in inputs if x is not None]
         rows = given[0]
-        self.device, self.outputs, self.moments = rows.device, outputs, moments
+        self.device, self.outputs, self.moments, self.warps = rows.device, outputs, moments, tile.warps
         self.dtype = accumulate_dtype(operation, inputs[:-1])
-        self.steps, self.envs = rows.shape
-        tiles = -(-self.steps // (tile.runs * tile.length))
-        self.chunk_tiles = min(tile.chunk_tiles or tiles, tiles)
-        chunks = -(-tiles // self.chunk_tiles)
-        grid = (-(-self.envs // tile.envs), chunks)
+        self.strides = tuple(() if x is None else (*x.stride(), *x.shape[2:]) for x in inputs)
+        self.output_strides: tuple[tuple[int, ...], ...] = ()
+        steps, envs = rows.shape
+        blocks, tiles = -(-envs // tile.envs), -(-steps // (tile.runs * tile.length))
+        self.split = tile.split and tiles > 1
+        self.sizes = (steps, envs, blocks, tiles)
+        self.programs = blocks * tiles if self.split else blocks
 
         build, finish, reverse = CONSTRUCTIONS[operation.name]
         accumulate = tl.float64 if self.dtype == torch.float64 else tl.float32
         wide = any(_extent(x) >= 2**31 for x in given)
         align = math.gcd(16, *(size for x in given if x.dim() == 3 for size in (*x.stride()[:2], x.shape[2])))
-        shape = (
-            tile.runs,
-            tile.envs,
-            tile.length,
-            tile.stages,
-            tile.actions,
-            align,
-            next_power(chunks),
-            operation.advantages,
-        )
-        phases = (WHOLE,) if chunks == 1 else (SUMMARIZE, FINISH)
-        self.launches = [
-            _Launch(
-                grid, (build, finish, reverse, phase.value, accumulate, wide, is_env_major(rows), *shape), tile.warps
-            )
-            for phase in phases
-        ]
-        self.strides = tuple(() if x is None else (*x.stride(), *x.shape[2:]) for x in inputs)
-        self.output_strides: tuple[tuple[int, ...], ...] = ()
-
-        size = self.dtype.itemsize
-        self.maps_start = _Workspace.HEADER_BYTES + (next_power(3 * size * grid[0] * chunks) if moments else 0)
-        maps_bytes = 2 * size * next_power(chunks) * self.envs if chunks > 1 else 0
-        self.scratch_bytes = self.maps_start + maps_bytes if moments or chunks > 1 else 0
+        self.constants = (
+            build, finish, reverse, accumulate, wide, is_env_major(rows), tile.runs, tile.envs, tile.length, self.split,
+            tile.stages, tile.actions, align, operation.advantages,
+        )  # fmt: skip
+        self.unused = (1.0,) * (MAX_COEFFICIENTS - len(operation.coefficients))
+        self.workspaces: dict[int, _Workspace] = {}
+        self.compiled: Any = None
+        self.current_stream = _current_stream if rows.is_cuda else (lambda _: 0)
 
     def __call__(
         self,
-        inputs: tuple[Tensor | None, ...],
-        addresses: Sequence[int | None],
+        inputs: Inputs,
+        addresses: list[int],
         gamma: float,
         coefficients: tuple[float, ...],
         out: Sequence[Tensor] | None,
@@ -255,58 +229,73 @@ class ScanPlan:
             with torch.cuda.device(self.device):
                 return self(inputs, addresses, gamma, coefficients, out)
         results = allocate(cast(Tensor, inputs[0]), self.outputs) if out is None else out
-        scalars = (gamma, *coefficients, *_UNUSED)[:5]
-        if self.launches[0].compiled is None:
-            self.output_strides = tuple(x.stride() for x in results)
-            arguments = self._arguments(inputs, tuple(results), scalars, self._sections())
-            for launch in self.launches:
-                launch.first(arguments)
+        scalars = (gamma, *coefficients, *self.unused)
+        kernel = self.compiled
+        if kernel is None:
+            self._first(inputs, results, scalars)
             return results
-        stream = _current_stream(self.device)
-        start = self._memory(stream).data_ptr() if self.scratch_bytes else 0
-        sections = (start + _Workspace.HEADER_BYTES, start, start + self.maps_start)
-        targets = tuple(x.data_ptr() for x in results)
-        arguments = self._arguments(tuple(addresses[: len(inputs)]), targets, scalars, sections)
-        for launch in self.launches:
-            launch.again(stream, arguments)
+        stream = self.current_stream(self.device.index)
+        workspace = self._workspace(stream).addresses if self.split or self.moments else _NO_WORKSPACE
+        targets = tuple([x.data_ptr() for x in results])
+        arguments = self._arguments(tuple(addresses[: len(inputs)]), targets, scalars, workspace)
+        kernel.run(
+            self.programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
+            *arguments, *self.constants,
+        )  # fmt: skip
         return results
 
-    def compile(self, inputs: tuple[Tensor | None, ...]) -> list[Any]:
-        """The compiled kernels for Triton's active target, without a launch; the tensors may be on ``meta``."""
+    def compile(self, inputs: Inputs) -> Any:
+        """The compiled kernel for Triton's active target, without a launch; the tensors may be on ``meta``."""
         results = allocate(cast(Tensor, inputs[0]), self.outputs)
+        arguments = self._tensor_arguments(inputs, results, (1.0,) * (1 + MAX_COEFFICIENTS))
+        return scan_kernel.warmup(*arguments, *self.constants, grid=(self.programs,), num_warps=self.warps)
+
+    def _first(self, inputs: Inputs, results: Sequence[Tensor], scalars: tuple[float, ...]) -> None:
+        """Compile for these tensors and launch; the interpreter leaves nothing to keep."""
+        launch: Any = scan_kernel[(self.programs,)]
+        arguments = self._tensor_arguments(inputs, results, scalars)
+        self.compiled = launch(*arguments, *self.constants, num_warps=self.warps)
+
+    def _tensor_arguments(
+        self, inputs: Inputs, results: Sequence[Tensor], scalars: tuple[float, ...]
+    ) -> tuple[Any, ...]:
         self.output_strides = tuple(x.stride() for x in results)
-        arguments = self._arguments(inputs, tuple(results), (1.0, *_UNUSED), self._sections())
-        return [launch.compile(arguments) for launch in self.launches]
+        used = self.split or self.moments
+        workspace = self._workspace(self.current_stream(self.device.index)).tensors if used else _NO_WORKSPACE
+        return self._arguments(tuple(inputs), tuple(results), scalars, workspace)
 
     def _arguments(
-        self, inputs: tuple[Any, ...], results: tuple[Any, ...], scalars: tuple[float, ...], sections: tuple[Any, ...]
+        self, inputs: tuple[Any, ...], results: tuple[Any, ...], scalars: tuple[float, ...], workspace: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         """What the kernel takes before its constants, as tensors or as addresses."""
-        parts, counter, maps = sections
-        moments = (results[-1], parts, counter) if self.moments else None
+        flags, counter, parts, maps = workspace
+        moments = None
+        if self.moments:
+            moments, results = (results[-1], parts, counter), results[:-1]
+        if not self.split:
+            maps = flags = None
         gamma, *coefficients = scalars
         return (
-            inputs[:-1], self.strides, results[:-1] if self.moments else results, self.output_strides,
-            maps if len(self.launches) > 1 else None, moments, gamma, inputs[-1], *coefficients,
-            self.steps, self.envs, self.chunk_tiles,
+            inputs[:-1], self.strides, results, self.output_strides, maps, flags, moments,
+            gamma, inputs[-1], *coefficients, *self.sizes,
         )  # fmt: skip
 
-    def _memory(self, stream: int) -> Tensor:
-        return _Workspace.get(self.device, stream, self.scratch_bytes)
-
-    def _sections(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The workspace's parts of moments, counter and maps as tensors."""
-        if not self.scratch_bytes:
-            return None, None, None
-        stream = _current_stream(self.device) if self.device.type == "cuda" else 0
-        memory = self._memory(stream)
-        parts, counter, maps = memory[_Workspace.HEADER_BYTES :], memory[:4], memory[self.maps_start :]
-        return parts.view(self.dtype), counter.view(torch.int32), maps.view(self.dtype)
+    def _workspace(self, stream: int) -> _Workspace:
+        """The stream's own; a captured graph gets a new one, as it may be replayed beside other streams."""
+        _, envs, _, tiles = self.sizes
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return _Workspace(self.programs, envs, tiles, self.dtype, self.device)
+        if stream not in self.workspaces:
+            self.workspaces[stream] = _Workspace(self.programs, envs, tiles, self.dtype, self.device)
+        return self.workspaces[stream]
 
 
-def _current_stream(device: torch.device) -> int:
+_NO_WORKSPACE = (None, None, None, None)
+
+
+def _current_stream(index: int) -> int:
     active: Any = driver.active
-    return active.get_current_stream(device.index)
+    return active.get_current_stream(index)
 
 
 def _extent(x: Tensor) -> int:

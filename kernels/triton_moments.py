@@ -40,8 +40,8 @@ def add_run(stats, run, valid, tile, L: tl.constexpr):
 def store_moments(moments, stats, BLOCK: tl.constexpr):
     """Write this program's part; the program that comes last merges them all and resets the counter."""
     result, parts, counter = moments
-    programs = tl.num_programs(0) * tl.num_programs(1)
-    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    programs = tl.num_programs(0)
+    program = tl.program_id(0)
     for i in tl.static_range(3):
         tl.store(parts + i * programs + program, stats[i])
     if tl.atomic_add(counter, 1) == programs - 1:

@@ -57,7 +57,7 @@ def expectation(
     BN: tl.constexpr = n.shape[1]
     t = t0 + step
     column = tl.arange(0, BN * A)[None, :]
-    env = (tl.program_id(0) * BN + column // A).to(n.dtype)
+    env = tl.min(n, 1)[:, None] + column // A
     total = tl.zeros([S, BN], ACC)
     for start in tl.range(0, strides[1][3], A):
         action = start + column % A

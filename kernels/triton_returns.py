@@ -41,6 +41,7 @@ def discounted_rows(
     rewards = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)
     final = tl.load(inputs[1] + n * strides[1][0], mask=n < N, other=0).to(ACC)
     terminated, truncated, valid, closing = load_ends(inputs, strides, 2, tile, L, ENV_MAJOR)
+    bootstraps = rewards
     if inputs[5] is not None:
         bootstraps = load_floats(inputs[5], strides[5], tile, ACC, L, ENV_MAJOR)
     gamma = coefficients[0]

@@ -1,4 +1,4 @@
-"""The scan under every Triton operation: tiles of runs, one composition, carries from tile to tile and chunk to chunk.
+"""The scan under every Triton operation: tiles of runs, one composition, carries from tile to tile.
 
 A program owns a tile of ``S`` runs of ``L`` steps for ``BN`` envs. A run lies in the registers of one thread, so that
 most of the recurrence is plain fused multiply-adds and one map per run enters a scan across threads. Time-major and
@@ -12,15 +12,11 @@ is the tuple (first step of each run ``[S, 1]``, envs ``[1, BN]``, T, N).
 # ruff: noqa: RUF005, RUF059, B007, SIM108 (kernel bodies are Triton, not Python)
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportAssignmentType=false
+# pyright: reportInvalidTypeForm=false
 import triton
 import triton.language as tl
 
 from kernels.triton_moments import add_run, store_moments
-
-# What a launch does with its chunk of the time axis.
-WHOLE = tl.constexpr(0)  # all of it, in one launch
-SUMMARIZE = tl.constexpr(1)  # write the chunk's composition only
-FINISH = tl.constexpr(2)  # compose the chunks before, then solve and write
 
 
 @triton.jit
@@ -161,30 +157,18 @@ def compose_both(a1, b1, c1, d1, a2, b2, c2, d2):
 
 
 @triton.jit
-def solve_runs(alpha, beta, carry_a, carry_b, REVERSE: tl.constexpr, L: tl.constexpr):
-    """Compose each run, then all runs before it.
-
-    ``carry_a, carry_b`` ``[1, BN]`` is the map that precedes the tile. Returns the map up to and including every run
-    ``[S, BN]`` twice, and the state that enters it.
-    """
+def compose_runs(alpha, beta, REVERSE: tl.constexpr, L: tl.constexpr):
+    """The map of every run with all runs before it in the tile, and that of only those: ``[S, BN]`` four times."""
     FIRST: tl.constexpr = L - 1 if REVERSE else 0
     a = alpha[FIRST]
     b = beta[FIRST]
     for k in tl.static_range(1, L):
         a, b = compose(a, b, alpha[L - 1 - k if REVERSE else k], beta[L - 1 - k if REVERSE else k])
-    first_a, first_b = compose(carry_a, carry_b, a, b)
-    if a.shape[0] == 1:
-        a = first_a
-        b = first_b
-        c = carry_a
-    else:
-        first = tl.arange(0, a.shape[0])[:, None] == 0
-        a = tl.where(first, first_a, a)
-        b = tl.where(first, first_b, b)
-        c = tl.where(first, carry_a, tl.zeros_like(a))
-        d = tl.where(first, tl.zeros_like(a), 1.0)
+    c = tl.zeros_like(a)
+    d = c + 1
+    if a.shape[0] > 1:
         a, b, c, d = tl.associative_scan((a, b, c, d), 0, compose_both)
-    return a, b, c
+    return a, b, c, d
 
 
 @triton.jit
@@ -217,31 +201,58 @@ def store_carry(out, stride, tile, rows, done, L: tl.constexpr):
 
 
 @triton.jit
-def chunks_before(maps, initial, chunk, n, N, CHUNKS: tl.constexpr):
-    """The state that enters ``chunk``, ``[1, BN]``: the maps of all earlier ones applied to ``initial``."""
-    index = tl.arange(0, CHUNKS)[:, None]
-    mask = (index < chunk) & (n < N)
-    a = tl.load(maps + index * N + n, mask=mask, other=0)
-    b = tl.load(maps + (CHUNKS + index) * N + n, mask=mask, other=1)
-    a, _, _ = solve_runs((a,), (b,), initial, tl.zeros_like(initial), False, 1)
-    return last_run(a)
+def publish(maps, flags, a, b, tile_index, block, n, N, tiles, blocks):
+    """Write a tile's map where later tiles find it, then raise its flag; returns the number that the flag now shows.
+
+    Every launch raises every flag by one, so that nothing has to be reset between launches or graph replays.
+    """
+    rank = tile_index * N + n
+    tl.store(maps + rank, a, mask=n < N)
+    tl.store(maps + tiles * N + rank, b, mask=n < N)
+    tl.debug_barrier()  # all threads have written before one of them raises the flag
+    return tl.atomic_add(flags + tile_index * blocks + block, 1, sem="release") + 1
+
+
+@triton.jit
+def state_before(maps, flags, shown, state, tile_index, block, n, N, tiles, blocks):
+    """What enters a tile, ``[1, BN]``: the maps of all earlier tiles, as soon as they are there, applied to ``state``.
+
+    The GPU starts programs in the order of their index, and earlier tiles have lower ones, so the wait ends.
+    """
+    GROUP: tl.constexpr = 16
+    member = tl.arange(0, GROUP)
+    for start in tl.range(0, tile_index, GROUP):
+        earlier = start + member
+        waiting = tl.full((), 1, tl.int32)
+        while waiting > 0:
+            seen = tl.atomic_or(flags + earlier * blocks + block, 0, mask=earlier < tile_index, sem="acquire")
+            waiting = tl.sum(tl.where((earlier < tile_index) & (seen != shown), 1, 0), 0)
+        rank = earlier[:, None] * N + n
+        mask = (earlier[:, None] < tile_index) & (n < N)
+        a = tl.load(maps + rank, mask=mask, other=0, cache_modifier=".cg")
+        b = tl.load(maps + tiles * N + rank, mask=mask, other=1, cache_modifier=".cg")
+        a, b, _, _ = compose_runs((a,), (b,), False, 1)
+        state, _ = compose(state, 0, last_run(a), last_run(b))
+    return state
 
 
 @triton.jit
 def scan_kernel(
-    inputs, strides, outputs, output_strides, maps, moments,
+    inputs, strides, outputs, output_strides, maps, flags, moments,
     gamma: tl.float64, gamma_per_env, c0: tl.float64, c1: tl.float64, c2: tl.float64, c3: tl.float64,
-    T, N, chunk_tiles,
-    ROWS: tl.constexpr, RESULTS: tl.constexpr, REVERSE: tl.constexpr, PHASE: tl.constexpr, ACC: tl.constexpr,
-    WIDE: tl.constexpr, ENV_MAJOR: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
-    STAGES: tl.constexpr, A: tl.constexpr, ALIGN: tl.constexpr, CHUNKS: tl.constexpr, ADVANTAGES: tl.constexpr,
+    T, N, blocks, tiles,
+    ROWS: tl.constexpr, RESULTS: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr,
+    ENV_MAJOR: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, L: tl.constexpr, SPLIT: tl.constexpr,
+    STAGES: tl.constexpr, A: tl.constexpr, ALIGN: tl.constexpr, ADVANTAGES: tl.constexpr,
 ):  # fmt: skip
-    """Solve one chunk of time for ``BN`` envs; see the module.
+    """Solve ``BN`` envs tile by tile, or, if time is ``SPLIT``, one tile of them; see the module.
 
-    ``maps`` ``[2, CHUNKS, N]`` carries the chunks' compositions from the first launch to the second; ``moments`` is
-    None or (result ``[3]``, the programs' parts, a counter), of the output with index ``ADVANTAGES``.
+    ``maps`` ``[2, tiles, N]`` and ``flags`` ``[tiles, blocks]`` carry the tiles' maps from program to program;
+    ``moments`` is None or (result ``[3]``, the programs' parts, a counter), of the output with index ``ADVANTAGES``.
     """
-    n = (tl.program_id(0) * BN + tl.arange(0, BN))[None, :]
+    block = tl.program_id(0) % blocks
+    first_tile = tl.program_id(0) // blocks
+    n = (block * BN + tl.arange(0, BN))[None, :]
     position = tl.arange(0, S)[:, None]
     if WIDE:
         n = n.to(tl.int64)
@@ -252,47 +263,40 @@ def scan_kernel(
         gammas = tl.load(gamma_per_env + n * strides[-1][0], mask=n < N, other=0).to(ACC)
     coefficients = (gammas, tl.full((), c0, ACC), tl.full((), c1, ACC), tl.full((), c2, ACC), tl.full((), c3, ACC))
 
-    chunk = tl.program_id(1)
-    carry_a = tl.zeros([1, BN], ACC)
-    carry_b = tl.full([1, BN], 1 if PHASE == SUMMARIZE else 0, ACC)
-    if not REVERSE and PHASE != SUMMARIZE:
-        carry_a = initial_state(inputs, strides, n, N, ACC)
-    if PHASE == FINISH:
-        carry_a = chunks_before(maps, carry_a, chunk, n, N, CHUNKS)
-    last_position = tl.num_programs(1) * chunk_tiles * S - 1
+    state = tl.zeros([1, BN], ACC) if REVERSE else initial_state(inputs, strides, n, N, ACC)
     stats = (tl.full((), 0, ACC), tl.full((), 0, ACC), tl.full((), 0, ACC))
-    for i in tl.range(0, chunk_tiles, num_stages=STAGES):
-        run = (chunk * chunk_tiles + i) * S + position
+    for i in tl.range(0, 1 if SPLIT else tiles, num_stages=STAGES):
+        index = first_tile + i
+        run = index * S + position
         if REVERSE:
-            run = last_position - run
+            run = tiles * S - 1 - run
         tile = (run * L, n, T, N)
         alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, ALIGN)
-        a, b, x = solve_runs(alpha, beta, carry_a, carry_b, REVERSE, L)
-        if PHASE == SUMMARIZE:
-            carry_b = last_run(b)
-        else:
-            rows = ()
-            for k in tl.static_range(L):
-                entering = x
-                x, _ = compose(entering, 0, alpha[L - 1 - k if REVERSE else k], beta[L - 1 - k if REVERSE else k])
-                row = RESULTS(x, entering, kept, coefficients, L - 1 - k if REVERSE else k)
-                if REVERSE:
-                    rows = (row,) + rows
-                else:
-                    rows = rows + (row,)
-            if not REVERSE:
-                store_carry(outputs[1], output_strides[1], tile, rows, kept, L)
-            for o in tl.static_range(len(rows[0])):
-                results = ()
-                for step in tl.static_range(L):
-                    results = results + (tl.where(valid[step], rows[step][o], 0),)
-                store_run(outputs[o], output_strides[o], tile, results, L, ENV_MAJOR)
-                if moments is not None and o == ADVANTAGES:
-                    stats = add_run(stats, results, valid, tile, L)
-        carry_a = last_run(a)
-    if PHASE == SUMMARIZE:
-        rank = chunk * N + n
-        tl.store(maps + rank, carry_a, mask=n < N)
-        tl.store(maps + CHUNKS * N + rank, carry_b, mask=n < N)
-    elif moments is not None:
+        a, b, c, d = compose_runs(alpha, beta, REVERSE, L)
+        a = last_run(a)
+        b = last_run(b)
+        if SPLIT:
+            shown = publish(maps, flags, a, b, index, block, n, N, tiles, blocks)
+            state = state_before(maps, flags, shown, state, index, block, n, N, tiles, blocks)
+        x, _ = compose(state, 0, c, d)
+        rows = ()
+        for k in tl.static_range(L):
+            entering = x
+            x, _ = compose(entering, 0, alpha[L - 1 - k if REVERSE else k], beta[L - 1 - k if REVERSE else k])
+            row = RESULTS(x, entering, kept, coefficients, L - 1 - k if REVERSE else k)
+            if REVERSE:
+                rows = (row,) + rows
+            else:
+                rows = rows + (row,)
+        if not REVERSE:
+            store_carry(outputs[1], output_strides[1], tile, rows, kept, L)
+        for o in tl.static_range(len(rows[0])):
+            results = ()
+            for step in tl.static_range(L):
+                results = results + (tl.where(valid[step], rows[step][o], 0),)
+            store_run(outputs[o], output_strides[o], tile, results, L, ENV_MAJOR)
+            if moments is not None and o == ADVANTAGES:
+                stats = add_run(stats, results, valid, tile, L)
+        state, _ = compose(state, 0, a, b)
+    if moments is not None:
         store_moments(moments, stats, 1024)

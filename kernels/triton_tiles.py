@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class Tile(NamedTuple):
-    """The shape of one program's work; all sizes but ``chunk_tiles`` are powers of two."""
+    """The shape of one program's work; all sizes are powers of two."""
 
     runs: int  #: S: runs of one env side by side
     envs: int  #: BN: envs
     length: int  #: L: steps of a run, held by one thread
     warps: int
-    chunk_tiles: int = 0  #: tiles of a program before time is split over programs; 0 never splits
+    split: bool = False  #: one program for each tile, instead of one that walks over all tiles of its envs
     stages: int = 1  #: tiles in flight where a program walks over several
     actions: int = 1  #: actions read at a time
 

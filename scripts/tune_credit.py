@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from credit_timing import CALLS_PER_GRAPH, Problem, device_times, quantiles
 
 from kernels.operations import output_specs
 from kernels.triton_launch import ScanPlan
-from kernels.triton_tiles import Tile, next_power
+from kernels.triton_tiles import Tile, choose, next_power
 
 
 class Target(NamedTuple):
@@ -49,14 +50,37 @@ def make_plan(problem: Problem, tile: Tile, device: str) -> tuple[ScanPlan, tupl
     return ScanPlan(problem.spec, inputs, output_specs(problem.spec, inputs[:-1], None, False), False, tile), inputs
 
 
+def rule(problem: Problem) -> Tile:
+    """The tile that the public operation uses for this problem."""
+    actions = problem.actions if problem.operation == "retrace_categorical" else 0
+    size = getattr(torch, problem.dtype).itemsize
+    return choose(problem.operation, problem.steps, problem.envs, problem.layout == "env", size, actions)
+
+
 #: (runs, envs, length, warps) to try; loads are 16 bytes wide where envs (time-major) or steps are 4 to a thread.
 TIME_MAJOR = (
-    *((1, 128, 16, 4), (1, 128, 8, 4), (1, 256, 8, 4), (1, 256, 16, 8), (1, 64, 16, 2), (2, 128, 8, 4), (2, 64, 16, 4)),
-    *((4, 32, 8, 1), (4, 64, 8, 2), (4, 64, 8, 4), (4, 32, 16, 4), (4, 64, 4, 4)),
-    *((8, 32, 8, 2), (8, 32, 8, 4), (8, 16, 8, 1), (8, 64, 4, 4), (8, 32, 16, 8), (8, 32, 16, 4)),
-    *((16, 32, 8, 4), (16, 32, 8, 8), (16, 16, 8, 2), (16, 16, 8, 4), (16, 32, 4, 4), (16, 64, 8, 8), (16, 16, 16, 4)),
-    *((32, 32, 8, 8), (32, 32, 8, 16), (32, 16, 8, 4), (32, 16, 8, 8), (32, 32, 4, 8), (32, 16, 16, 8), (32, 16, 4, 4)),
-    *((64, 16, 8, 8), (64, 16, 8, 16), (64, 32, 4, 16), (64, 16, 4, 8)),
+    *((1, 64, 16, 2), (1, 64, 8, 2), (1, 32, 8, 1), (1, 128, 8, 4)),
+    *((2, 64, 4, 4), (2, 32, 4, 2), (2, 128, 4, 2), (2, 128, 8, 4)),
+    *((4, 32, 8, 1), (4, 64, 8, 4), (4, 64, 4, 4), (4, 32, 2, 4), (4, 32, 2, 1), (4, 128, 4, 4)),
+    *((8, 32, 8, 4), (8, 64, 4, 4), (8, 32, 4, 4), (8, 64, 8, 8)),
+    *(
+        (16, 32, 8, 8),
+        (16, 16, 8, 4),
+        (16, 16, 16, 4),
+        (16, 32, 4, 8),
+        (16, 64, 8, 16),
+        (16, 64, 4, 8),
+        (16, 32, 8, 16),
+    ),
+    *(
+        (32, 32, 4, 8),
+        (32, 32, 4, 16),
+        (32, 16, 4, 4),
+        (32, 16, 8, 8),
+        (32, 32, 8, 16),
+        (32, 64, 4, 16),
+        (64, 16, 4, 8),
+    ),
 )
 ENV_MAJOR = (
     *(
@@ -79,8 +103,7 @@ SHAPES = (
     *((4096, 32), (4096, 128), (4096, 512), (16384, 128), (65536, 128), (1024, 2048), (4096, 2048), (256, 8192)),
     *((65536, 16), (32768, 8)),
 )
-#: Where whole columns give fewer programs than an H100 or H200 has multiprocessors, time is split into about so many.
-FEW_PROGRAMS, SPLIT_PROGRAMS = 132, (256, 1024)
+FEW_PROGRAMS, MAX_BLOCKS = 132, 1024  #: multiprocessors of an H100 or H200; blocks of envs beyond which no split pays
 
 
 def candidates(problem: Problem) -> list[Tile]:
@@ -93,12 +116,20 @@ def candidates(problem: Problem) -> list[Tile]:
         if rows >= 2 * problem.steps or envs >= 2 * problem.envs or runs * envs * width > 2048:
             continue
         tiles = -(-problem.steps // rows)
-        found += [Tile(runs, envs, length, warps, 0, stages, width) for stages in ((1, 2, 3) if tiles > 1 else (1,))]
         blocks = max(problem.envs // envs, 1)
-        if blocks < FEW_PROGRAMS and rows >= 64 and tiles > 1:
-            sizes = {max(tiles * blocks // programs, 1) for programs in SPLIT_PROGRAMS}
-            found += [Tile(runs, envs, length, warps, size, 1, width) for size in sorted(sizes) if size < tiles]
+        if tiles == 1 or blocks > FEW_PROGRAMS // 4:
+            stages = (1, 2) if tiles > 1 else (1,)
+            found += [Tile(runs, envs, length, warps, False, stage, width) for stage in stages]
+        if tiles > 1 and rows >= 64 and blocks <= MAX_BLOCKS:
+            found.append(Tile(runs, envs, length, warps, True, 1, width))
     return found
+
+
+def kernel_key(problem: Problem, tile: Tile) -> tuple[Any, ...]:
+    """What candidates that share one compiled kernel have in common."""
+    plan, _ = make_plan(problem, tile, "meta")
+    sizes = [(size == 1, size % 16 == 0) for size in (*plan.sizes, *itertools.chain(*plan.strides))]
+    return (problem.operation, plan.constants[4:], plan.warps, *sizes)
 
 
 def compile_tile(task: tuple[Problem, Tile, int]) -> float:
@@ -124,11 +155,16 @@ def measure(problem: Problem, tile: Tile) -> dict[str, Any]:
         plan(inputs, addresses, 0.99, coefficients, None)
 
     p20, p50, p80 = quantiles(device_times([call] * CALLS_PER_GRAPH, replays=7))
-    kernel = plan.launches[-1].compiled
+    kernel = plan.compiled
     name = f"{problem.operation} {problem.envs}x{problem.steps} {problem.layout}"
     return {
-        "problem": name, **tile._asdict(), "p20": round(p20, 2), "p50": round(p50, 2), "p80": round(p80, 2),
-        "registers": kernel.n_regs, "spills": kernel.n_spills,
+        "problem": name,
+        **tile._asdict(),
+        "p20": round(p20, 2),
+        "p50": round(p50, 2),
+        "p80": round(p80, 2),
+        "registers": kernel.n_regs,
+        "spills": kernel.n_spills,
     }
 
 
@@ -139,17 +175,14 @@ def tune(
     start = time.monotonic()
     problems = [
         Problem(operation, envs, steps, layout)
-        for operation, (envs, steps), layout in itertools.product(operations, shapes or SHAPES, ("time", "env"))
+        for operation, (envs, steps), layout in itertools.product(operations, shapes, layouts)
     ]
     major, minor = torch.cuda.get_device_capability()
     tasks = [(problem, tile, 10 * major + minor) for problem in problems for tile in candidates(problem)]
+    kernels = list({kernel_key(problem, tile): (problem, tile, arch) for problem, tile, arch in tasks}.values())
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        for done, _ in enumerate(pool.imap_unordered(compile_tile, tasks), 1):
-            if time.monotonic() - start > 0.6 * budget_s:
-                print(f"compiled {done} of {len(tasks)} candidates, the rest are left out")
-                pool.terminate()
-                break
-    print(f"{len(tasks)} candidates compiled in {time.monotonic() - start:.0f} s", flush=True)
+        pool.map(compile_tile, kernels, chunksize=1)
+    print(f"{len(tasks)} candidates, {len(kernels)} kernels in {time.monotonic() - start:.0f} s", flush=True)
     rows = []
     for problem, tile, _ in tasks:
         if time.monotonic() - start > budget_s:

@@ -1,0 +1,214 @@
+"""Time the credit operations on this GPU and append every figure to docs/results/credit.csv.
+
+    python scripts/bench_credit.py --preset issue     # all operations, both layouts, the torch baselines: 5 minutes
+    python scripts/bench_credit.py --preset quick     # GAE only
+    python scripts/bench_credit.py --tune --operations gae vtrace
+
+A figure is reported only where the outputs agree with the float64 reference. Device time is one call's share of a CUDA
+graph of 20 calls on the same tensors (``hot``: what fits stays in L2), or of a graph that goes through more tensors than
+L2 holds (``cold``). ``copy`` is a device-to-device copy that moves the same bytes, timed the same way in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import multiprocessing
+import os
+import pathlib
+import platform
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from credit_report import draw, summarize
+from credit_timing import (
+    BY_NAME,
+    Problem,
+    as_tuple,
+    cold_times,
+    copy_call,
+    host_time,
+    hot_times,
+    moved_bytes,
+    quantiles,
+    synchronized_time,
+)
+from tune_credit import SHAPES, compile_tile, rule, tune
+
+from kernels import reference
+
+RESULTS = pathlib.Path(__file__).parents[1] / "docs" / "results"
+SHORT = ((65536, 16), (32768, 8))
+MODES = {"torch-loop": "loop", "torch-scan": "scan", "torch-compiled": "compiled"}
+#: float32 sums of a hundred terms of size 1, and half-precision outputs of that size.
+TOLERANCE = {"float32": 2e-4, "bfloat16": 4e-2, "float16": 5e-3, "float64": 1e-9}
+
+Row = dict[str, Any]
+
+
+def environment() -> Row:
+    """What a figure depends on besides the problem."""
+    git = ["git", "-C", str(RESULTS), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "commit": os.environ.get("ROLLSCAN_COMMIT", commit),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def options_of(backend: str) -> dict[str, str]:
+    """The keyword arguments that choose a backend of the table."""
+    return {"backend": "triton"} if backend == "triton" else {"backend": "torch", "torch_mode": MODES[backend]}
+
+
+def largest_error(problem: Problem, inputs: dict[str, torch.Tensor], results: tuple[torch.Tensor, ...]) -> float:
+    """The largest difference to the float64 reference in the first, middle and last env, relative where above 1."""
+    envs = sorted({0, problem.envs // 2, problem.envs - 1})
+    named = {x.name: x for x in problem.spec.arguments}
+    sample = {name: (x[:, envs] if named[name].axes[0] == "T" else x[envs]).cpu() for name, x in inputs.items()}
+    expected = as_tuple(getattr(reference, problem.operation)(**sample))
+    errors = [
+        (got[..., envs].cpu().double() - want).abs() / want.abs().clamp(min=1)
+        for got, want in zip(results, expected, strict=True)
+    ]
+    return max(float(error.nan_to_num(float("inf")).max()) for error in errors)
+
+
+def measure(problem: Problem, backend: str, cold: bool) -> Row:
+    """All figures of one problem on one backend.
+
+    Raises:
+        ValueError: the outputs disagree with the reference.
+    """
+    inputs = problem.inputs("cuda")
+    options = options_of(backend)
+    call = problem.call(inputs, **options)
+    results = tuple(x.clone() for x in as_tuple(call()))
+    error = largest_error(problem, inputs, results)
+    if not error <= TOLERANCE[problem.dtype]:
+        raise ValueError(f"{problem} on {backend}: the outputs are off by {error:.1e}, no figure is reported")
+    size = moved_bytes(inputs, results)
+    p20, p50, p80 = quantiles(hot_times(call))
+    copy = quantiles(hot_times(copy_call(size, "cuda")))[1]
+    row: Row = {
+        **{**problem._asdict(), "backend": backend, "bytes": size, "error": f"{error:.1e}"},
+        **{"hot_p20": p20, "hot_p50": p50, "hot_p80": p80, "copy_hot": copy, "ratio_hot": p50 / copy},
+        **{"gb_per_s": size / p50 / 1e3, "synchronized": synchronized_time(call), "host": host_time(call)},
+    }
+    if backend == "triton":
+        row["host_out"] = host_time(problem.call(inputs, out=results))
+    if cold:
+        sets = [problem.inputs("cuda", seed) for seed in range(64)] if size < 2**20 else None
+
+        def make_call(seed: int) -> Any:
+            return problem.call(sets[seed] if sets else problem.inputs("cuda", seed), **options)
+
+        row["cold_p50"] = quantiles(cold_times(make_call, size))[1]
+        row["copy_cold"] = quantiles(cold_times(lambda _: copy_call(size, "cuda"), size))[1]
+        row["ratio_cold"] = row["cold_p50"] / row["copy_cold"]
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
+
+
+def precompile(problems: list[Problem]) -> None:
+    """Let all cores fill Triton's cache with the kernels of these problems."""
+    major, minor = torch.cuda.get_device_capability()
+    tasks = [(problem, rule(problem), 10 * major + minor) for problem in problems]
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        pool.map(compile_tile, tasks, chunksize=1)
+
+
+def sections(preset: str, operations: list[str]) -> Iterator[tuple[str, float, list[tuple[Problem, str]]]]:
+    """The parts of a run: a name, the seconds that it may take, and (problem, backend) pairs, the important ones first."""
+    layouts = ("time", "env")
+    gae = [Problem("gae", envs, steps, layout) for (envs, steps), layout in itertools.product(SHAPES, layouts)]
+    yield "gae", 60, [(problem, "triton") for problem in gae]
+    if preset == "quick":
+        return
+    others = [name for name in operations if name != "gae"]
+    shapes = [shape for shape in SHAPES if shape not in SHORT]
+    rest = [Problem(name, *shape, layout) for shape, layout, name in itertools.product(shapes, layouts, others)]
+    yield "other operations", 110, [(problem, "triton") for problem in rest]
+    wide = [Problem("retrace_categorical", 256, 8192, layout, actions=a) for a in (2, 16, 64) for layout in layouts]
+    long = [Problem("retrace_categorical", 16, 131072, layout) for layout in layouts]
+    halves = [Problem("gae", 65536, 128, layout, dtype) for dtype in ("bfloat16", "float64") for layout in layouts]
+    yield "actions, lengths, dtypes", 40, [(problem, "triton") for problem in (*wide, *long, *halves)]
+    strongest = [Problem("gae", envs, steps) for envs, steps in ((4096, 128), (4096, 512), (65536, 128), (1024, 2048))]
+    strongest += [Problem(name, 4096, 128) for name in operations if name != "gae"]
+    yield (
+        "torch baselines",
+        90,
+        [
+            *((problem, "torch-compiled") for problem in strongest),
+            *((Problem("gae", 4096, 128), mode) for mode in ("torch-scan", "torch-loop")),
+        ],
+    )
+
+
+def run(preset: str, operations: list[str], cold: bool) -> list[Row]:
+    """Measure the sections one after the other, each within its time."""
+    rows: list[Row] = []
+    where = environment()
+    parts = list(sections(preset, operations))
+    start = time.monotonic()
+    precompile([problem for _, _, pairs in parts for problem, backend in pairs if backend == "triton"])
+    print(f"kernels compiled in {time.monotonic() - start:.0f} s", flush=True)
+    for name, limit, pairs in parts:
+        start = time.monotonic()
+        for index, (problem, backend) in enumerate(pairs):
+            if time.monotonic() - start > limit:
+                print(f"{name}: stopped after {index} of {len(pairs)} problems, {limit} s are over")
+                break
+            try:
+                rows.append({**measure(problem, backend, cold and backend == "triton"), **where})
+            except ValueError as error:
+                print(error, flush=True)
+            torch.cuda.empty_cache()
+        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+    return rows
+
+
+def append(rows: list[Row], path: pathlib.Path) -> None:
+    """Add the rows to the table, which only ever grows."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    new = not path.exists()
+    if not new:
+        with path.open(newline="") as file:
+            columns = next(csv.reader(file))
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def main() -> None:
+    """Parse the command line, measure, write, print the summary last."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=("quick", "issue"), default="issue")
+    parser.add_argument("--operations", nargs="+", choices=sorted(BY_NAME), default=list(BY_NAME))
+    parser.add_argument("--hot-only", action="store_true", help="leave out the cold figures")
+    parser.add_argument("--tune", action="store_true", help="search for tiles instead")
+    parser.add_argument("--budget", type=float, default=220, help="seconds that --tune may take")
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the table and the pictures")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.tune:
+        tune(args.operations, args.out / "credit_tune.csv", args.budget)
+        return
+    rows = run(args.preset, args.operations, not args.hot_only)
+    append(rows, args.out / "credit.csv")
+    draw(rows, args.out)
+    print(summarize(rows))
+
+
+if __name__ == "__main__":
+    main()
