@@ -169,7 +169,11 @@ def measure(problem: Problem, tile: Tile) -> dict[str, Any]:
 
 
 def tune(
-    operations: list[str], out: pathlib.Path, budget_s: float, shapes: list[tuple[int, int]] | None = None
+    operations: Sequence[str],
+    out: pathlib.Path,
+    budget_s: float,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    layouts: Sequence[str] = ("time", "env"),
 ) -> None:
     """Measure all candidates within the budget, write every figure, and print the best three of each problem."""
     start = time.monotonic()
