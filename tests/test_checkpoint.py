@@ -142,7 +142,8 @@ def _save_for_ever(folder: Path, ready) -> None:
 
 
 def test_after_a_kill_at_any_moment_the_newest_checkpoint_is_whole(tmp_path: Path):
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")  # forks a process that has torch and no threads
+    context.set_forkserver_preload(["trainer.checkpoint"])
     for trial in range(8):
         ready = context.Event()
         process = context.Process(target=_save_for_ever, args=(tmp_path, ready))
