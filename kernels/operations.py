@@ -123,11 +123,11 @@ def check_coefficients(operation: Operation, gamma: float | Tensor | None, coeff
         TypeError: not a number.
         ValueError: NaN, negative, or above the bound (1 for gamma and the lambdas, none for the ratio bounds).
     """
-    bounds = operation.coefficients
-    if operation.has_gamma and not isinstance(gamma, Tensor):
+    if operation.has_gamma and not (type(gamma) is float and 0.0 <= gamma <= _UNIT) and not isinstance(gamma, Tensor):
         _check_number("gamma", gamma, _UNIT)
-    for (name, bound), value in zip(bounds, coefficients, strict=True):
-        _check_number(name, value, bound)
+    for value, (name, bound) in zip(coefficients, operation.coefficients, strict=True):
+        if not (type(value) is float and 0.0 <= value <= bound):
+            _check_number(name, value, bound)
 
 
 def _check_number(name: str, value: object, bound: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -101,7 +101,7 @@ def solve(
     per_env, number = (gamma, 0.0) if isinstance(gamma, Tensor) else (None, gamma)
     inputs = (*tensors, per_env)
     try:
-        described = [ABSENT if x is None else x for x in (*inputs, *(out or ()))]
+        described = [ABSENT if x is None else x for x in (*inputs, *(() if out is None else out))]
         addresses = [x.data_ptr() for x in described]
         key = (operation.name, out_dtype, moments, *map(_FACTS, described), *[x.stride() for x in described])
     except (AttributeError, TypeError):
@@ -193,13 +193,15 @@ class ScanPlan:
     def __init__(self, operation: Operation, inputs: Inputs, outputs: list[Output], moments: bool, tile: Tile) -> None:
         given = [x for x in inputs if x is not None]
         rows = given[0]
-        self.device, self.outputs, self.moments, self.warps = rows.device, outputs, moments, tile.warps
+        self.device, self.index = rows.device, rows.device.index if rows.is_cuda else None
+        self.outputs, self.moments, self.warps = outputs, moments, tile.warps
         self.dtype = accumulate_dtype(operation, inputs[:-1])
         self.strides = tuple(() if x is None else (*x.stride(), *x.shape[2:]) for x in inputs)
         self.output_strides: tuple[tuple[int, ...], ...] = ()
         steps, envs = rows.shape
         blocks, tiles = -(-envs // tile.envs), -(-steps // (tile.runs * tile.length))
         self.split = tile.split and tiles > 1
+        self.shares = self.split or moments  # needs memory beside inputs and outputs
         self.sizes = (steps, envs, blocks, tiles)
         self.programs = blocks * tiles if self.split else blocks
 
@@ -214,7 +216,7 @@ class ScanPlan:
         self.unused = (1.0,) * (MAX_COEFFICIENTS - len(operation.coefficients))
         self.workspaces: dict[int, _Workspace] = {}
         self.compiled: Any = None
-        self.current_stream = _current_stream if rows.is_cuda else (lambda _: 0)
+        self.current_stream = _stream_getter() if rows.is_cuda else (lambda _: 0)
 
     def __call__(
         self,
@@ -225,8 +227,8 @@ class ScanPlan:
         out: Sequence[Tensor] | None,
     ) -> Sequence[Tensor]:
         """Launch on the current stream of the tensors' device."""
-        if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
-            with torch.cuda.device(self.device):
+        if self.index is not None and torch.cuda.current_device() != self.index:
+            with torch.cuda.device(self.index):
                 return self(inputs, addresses, gamma, coefficients, out)
         results = allocate(cast(Tensor, inputs[0]), self.outputs) if out is None else out
         scalars = (gamma, *coefficients, *self.unused)
@@ -234,13 +236,13 @@ class ScanPlan:
         if kernel is None:
             self._first(inputs, results, scalars)
             return results
-        stream = self.current_stream(self.device.index)
-        workspace = self._workspace(stream).addresses if self.split or self.moments else _NO_WORKSPACE
-        targets = tuple([x.data_ptr() for x in results])
-        arguments = self._arguments(tuple(addresses[: len(inputs)]), targets, scalars, workspace)
+        stream = self.current_stream(self.index)
+        count = len(inputs)
+        targets = [x.data_ptr() for x in results] if out is None else addresses[count:]
+        workspace = self._workspace(stream).addresses if self.shares else _NO_WORKSPACE
         kernel.run(
             self.programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
-            *arguments, *self.constants,
+            *self._arguments(tuple(addresses[:count]), tuple(targets), scalars, workspace), *self.constants,
         )  # fmt: skip
         return results
 
@@ -260,8 +262,7 @@ class ScanPlan:
         self, inputs: Inputs, results: Sequence[Tensor], scalars: tuple[float, ...]
     ) -> tuple[Any, ...]:
         self.output_strides = tuple(x.stride() for x in results)
-        used = self.split or self.moments
-        workspace = self._workspace(self.current_stream(self.device.index)).tensors if used else _NO_WORKSPACE
+        workspace = self._workspace(self.current_stream(self.index)).tensors if self.shares else _NO_WORKSPACE
         return self._arguments(tuple(inputs), tuple(results), scalars, workspace)
 
     def _arguments(
@@ -274,16 +275,15 @@ class ScanPlan:
             moments, results = (results[-1], parts, counter), results[:-1]
         if not self.split:
             maps = flags = None
-        gamma, *coefficients = scalars
         return (
-            inputs[:-1], self.strides, results, self.output_strides, maps, flags, moments,
-            gamma, inputs[-1], *coefficients, *self.sizes,
+            inputs[:-1], self.strides, results, self.output_strides, maps, flags, moments, inputs[-1],
+            *scalars, *self.sizes,
         )  # fmt: skip
 
     def _workspace(self, stream: int) -> _Workspace:
         """The stream's own; a captured graph gets a new one, as it may be replayed beside other streams."""
         _, envs, _, tiles = self.sizes
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self.index is not None and torch.cuda.is_current_stream_capturing():
             return _Workspace(self.programs, envs, tiles, self.dtype, self.device)
         if stream not in self.workspaces:
             self.workspaces[stream] = _Workspace(self.programs, envs, tiles, self.dtype, self.device)
@@ -293,9 +293,9 @@ class ScanPlan:
 _NO_WORKSPACE = (None, None, None, None)
 
 
-def _current_stream(index: int) -> int:
+def _stream_getter() -> Callable[[int | None], int]:
     active: Any = driver.active
-    return active.get_current_stream(index)
+    return active.get_current_stream
 
 
 def _extent(x: Tensor) -> int:

@@ -219,7 +219,7 @@ def state_before(maps, flags, shown, state, tile_index, block, n, N, tiles, bloc
 
     The GPU starts programs in the order of their index, and earlier tiles have lower ones, so the wait ends.
     """
-    GROUP: tl.constexpr = 16
+    GROUP: tl.constexpr = 16  # more at a time runs out of registers
     member = tl.arange(0, GROUP)
     for start in tl.range(0, tile_index, GROUP):
         earlier = start + member
@@ -231,15 +231,15 @@ def state_before(maps, flags, shown, state, tile_index, block, n, N, tiles, bloc
         mask = (earlier[:, None] < tile_index) & (n < N)
         a = tl.load(maps + rank, mask=mask, other=0, cache_modifier=".cg")
         b = tl.load(maps + tiles * N + rank, mask=mask, other=1, cache_modifier=".cg")
-        a, b, _, _ = compose_runs((a,), (b,), False, 1)
+        a, b = tl.associative_scan((a, b), 0, compose)
         state, _ = compose(state, 0, last_run(a), last_run(b))
     return state
 
 
 @triton.jit
 def scan_kernel(
-    inputs, strides, outputs, output_strides, maps, flags, moments,
-    gamma: tl.float64, gamma_per_env, c0: tl.float64, c1: tl.float64, c2: tl.float64, c3: tl.float64,
+    inputs, strides, outputs, output_strides, maps, flags, moments, gamma_per_env,
+    gamma: tl.float64, c0: tl.float64, c1: tl.float64, c2: tl.float64, c3: tl.float64,
     T, N, blocks, tiles,
     ROWS: tl.constexpr, RESULTS: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr,
     ENV_MAJOR: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, L: tl.constexpr, SPLIT: tl.constexpr,

@@ -1,8 +1,16 @@
-"""Which tile a launch uses: a rule over (operation, T, N, layout, dtype), and a small table of measured exceptions."""
+"""Which tile a launch uses: a rule over (operation, T, N, layout, dtype), from docs/results/credit_tune.csv.
+
+Time-major tiles read up to 16 bytes along the envs at a time and hold many runs beside each other; env-major tiles put
+the runs of one env on neighbouring threads. Short windows take several envs per warp. Where too few programs would
+start, time is split over them.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+MULTIPROCESSORS = 132  # of an H100 or H200
+HEAVY = ("vtrace", "retrace", "retrace_categorical")  # more registers per row
 
 
 class Tile(NamedTuple):
@@ -23,10 +31,57 @@ def next_power(x: int) -> int:
 
 
 def choose(operation: str, steps: int, envs: int, env_major: bool, itemsize: int, actions: int) -> Tile:
-    """The tile for a rollout of ``steps`` by ``envs``."""
-    if actions:
-        width = min(16, next_power(actions))
-        return Tile(32, 4, 4, 4, actions=width) if env_major else Tile(4, 32, 4, 4, actions=width)
-    if env_major:
+    """The tile for ``steps`` by ``envs`` rows of ``itemsize`` bytes; ``actions`` is 0 where there are none."""
+    heavy = operation in HEAVY or itemsize > 4
+    tile = _env_major(steps, envs) if env_major else _time_major(steps, envs, heavy)
+    if not actions:
+        return tile
+    return (_env_major_actions(steps, envs) if env_major else _time_major_actions(steps, envs))._replace(
+        actions=min(16, next_power(actions))
+    )
+
+
+def _time_major(steps: int, envs: int, heavy: bool) -> Tile:
+    if steps <= 8:
+        return Tile(4, 32, 2, 4)
+    if steps <= 16:
+        return Tile(4, 64, 4, 4)
+    if steps <= 32:
+        return Tile(4, 64, 8, 4)
+    if envs >= 32768:
+        return Tile(4, 32, 2, 1, stages=2)
+    if steps <= 128:
+        return Tile(16, 32, 8, 16 if heavy else 8)
+    if envs < 16 * MULTIPROCESSORS:
+        return Tile(16, 32, 4, 8, split=True) if heavy else Tile(16, 32, 8, 8, split=True)
+    if steps <= 512 and not heavy:
+        return Tile(16, 16, 16, 4)
+    return Tile(32, 16, 4, 4, stages=2 if heavy else 3)
+
+
+def _env_major(steps: int, envs: int) -> Tile:
+    if steps <= 8:
+        return Tile(2, 64, 4, 4)
+    if steps <= 16:
+        return Tile(4, 32, 4, 4)
+    if steps <= 32:
+        return Tile(8, 16, 4, 4)
+    if steps <= 64:
+        return Tile(16, 8, 4, 4)
+    if steps <= 256:
         return Tile(32, 4, 4, 4)
-    return Tile(min(16, next_power(-(-steps // 8))), 32, 8, 4)
+    if steps <= 1024:
+        return Tile(128, 1, 4, 4)
+    if envs < 4 * MULTIPROCESSORS:
+        return Tile(128, 1, 8, 4, split=True)
+    return Tile(128, 1, 8, 4) if envs < 2048 else Tile(512, 1, 4, 16)
+
+
+def _time_major_actions(steps: int, envs: int) -> Tile:
+    return Tile(32, 16, 4, 4, split=envs < 16 * MULTIPROCESSORS and steps > 128)
+
+
+def _env_major_actions(steps: int, envs: int) -> Tile:
+    if steps <= 256:
+        return Tile(32, 1, 4, 1)
+    return Tile(512, 1, 4, 16, split=envs < MULTIPROCESSORS)

@@ -1,12 +1,12 @@
 """Time the credit operations on this GPU and append every figure to docs/results/credit.csv.
 
-    python scripts/bench_credit.py --preset issue     # all operations, both layouts, the torch baselines: 5 minutes
+    python scripts/bench_credit.py --preset issue     # all operations, both layouts, baselines: 5 minutes
     python scripts/bench_credit.py --preset quick     # GAE only
     python scripts/bench_credit.py --tune --operations gae vtrace
 
 A figure is reported only where the outputs agree with the float64 reference. Device time is one call's share of a CUDA
-graph of 20 calls on the same tensors (``hot``: what fits stays in L2), or of a graph that goes through more tensors than
-L2 holds (``cold``). ``copy`` is a device-to-device copy that moves the same bytes, timed the same way in the same run.
+graph of 20 calls on the same tensors (``hot``: what fits stays in L2), or of a graph that goes through more tensors
+than L2 holds (``cold``). ``copy`` is a device-to-device copy of the same bytes, timed the same way in the same run.
 """
 
 from __future__ import annotations
@@ -100,9 +100,18 @@ def measure(problem: Problem, backend: str, cold: bool) -> Row:
     p20, p50, p80 = quantiles(hot_times(call))
     copy = quantiles(hot_times(copy_call(size, "cuda")))[1]
     row: Row = {
-        **{**problem._asdict(), "backend": backend, "bytes": size, "error": f"{error:.1e}"},
-        **{"hot_p20": p20, "hot_p50": p50, "hot_p80": p80, "copy_hot": copy, "ratio_hot": p50 / copy},
-        **{"gb_per_s": size / p50 / 1e3, "synchronized": synchronized_time(call), "host": host_time(call)},
+        **problem._asdict(),
+        "backend": backend,
+        "bytes": size,
+        "error": f"{error:.1e}",
+        "hot_p20": p20,
+        "hot_p50": p50,
+        "hot_p80": p80,
+        "copy_hot": copy,
+        "ratio_hot": p50 / copy,
+        "gb_per_s": size / p50 / 1e3,
+        "synchronized": synchronized_time(call),
+        "host": host_time(call),
     }
     if backend == "triton":
         row["host_out"] = host_time(problem.call(inputs, out=results))
@@ -127,7 +136,7 @@ def precompile(problems: list[Problem]) -> None:
 
 
 def sections(preset: str, operations: list[str]) -> Iterator[tuple[str, float, list[tuple[Problem, str]]]]:
-    """The parts of a run: a name, the seconds that it may take, and (problem, backend) pairs, the important ones first."""
+    """The parts of a run: a name, the seconds that it may take, and (problem, backend) pairs, in order of weight."""
     layouts = ("time", "env")
     gae = [Problem("gae", envs, steps, layout) for (envs, steps), layout in itertools.product(SHAPES, layouts)]
     yield "gae", 60, [(problem, "triton") for problem in gae]

@@ -1,0 +1,258 @@
+"""The Triton kernels: every kind of tile gives the same answers, and a launch does nothing but what it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from credit_cases import (
+    FORWARD,
+    OPERATIONS,
+    assert_close,
+    counting_window,
+    in_layout,
+    random_window,
+    run,
+    run_reference,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import kernels
+
+launch: Any = pytest.importorskip("kernels.triton_launch", reason="needs Triton")
+tiles: Any = pytest.importorskip("kernels.triton_tiles", reason="needs Triton")
+
+TRITON = {"backend": "triton"}
+NAN = float("nan")
+#: One tile of each kind: one run, runs side by side, several tiles in turn, time split over programs, a single env.
+TILES = {
+    "one-run": tiles.Tile(1, 8, 4, 1),
+    "side-by-side": tiles.Tile(8, 4, 2, 1),
+    "in-turn": tiles.Tile(2, 4, 4, 1, stages=2),
+    "split": tiles.Tile(2, 2, 2, 1, split=True),
+    "one-env": tiles.Tile(4, 1, 8, 1),
+}
+on_cpu = pytest.mark.skipif(not launch.INTERPRETED, reason="needs the Triton interpreter")
+every_tile = pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
+every_operation = pytest.mark.parametrize("operation", OPERATIONS)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Make every launch of a test take one tile."""
+
+    def take(tile: Any) -> None:
+        launch._plans.clear()
+        actions = tile._replace(actions=4)
+        monkeypatch.setattr(launch, "choose", lambda *arguments: actions if arguments[-1] else tile)
+
+    yield take
+    launch._plans.clear()
+
+
+# --- tiles ----------------------------------------------------------------------------------------------------------
+
+
+@on_cpu
+@every_operation
+@every_tile
+@pytest.mark.parametrize("layout", ["time", "env"])
+def test_every_kind_of_tile_agrees_with_the_reference(operation: str, tile: Any, layout: str, use: Any) -> None:
+    use(tile)
+    inputs = random_window(operation, 21, 3, 0, successors=operation != "retrace_categorical")
+    expected = run_reference(operation, inputs)
+    forms = {"time": inputs, "env": in_layout(inputs, "env-major")}
+    assert_close(run(operation, forms[layout], **TRITON), expected)
+
+
+@on_cpu
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 31, 33, 65])
+def test_splitting_time_changes_no_count(length: int, use: Any) -> None:
+    use(TILES["split"])
+    inputs, counted = counting_window(length, 3)
+    for _ in range(2):  # the second launch finds the flags as the first one left them
+        assert torch.equal(run("gae", inputs, **TRITON)[0], counted)
+
+
+@on_cpu
+def test_more_tiles_than_one_group_of_maps_chain_exactly(use: Any) -> None:
+    use(tiles.Tile(1, 2, 1, 1, split=True))
+    inputs, counted = counting_window(37, 2, (4, 20))
+    assert torch.equal(run("gae", inputs, **TRITON)[0], counted)
+
+
+@on_cpu
+@pytest.mark.parametrize("operation", FORWARD)
+@pytest.mark.parametrize("tile", ["in-turn", "split"])
+def test_two_windows_chain_to_the_whole(operation: str, tile: str, use: Any) -> None:
+    use(TILES[tile])
+    whole = random_window(operation, 19, 3, 1)
+    expected, carry = run(operation, whole, **TRITON)
+    rows = [name for name, x in whole.items() if isinstance(x, Tensor) and x.dim() == 2]
+    first = {**whole, **{name: whole[name][:7] for name in rows}}
+    head, middle = run(operation, first, **TRITON)
+    done = (whole["terminated"] | whole["truncated"])[6]
+    second = {**whole, **{name: whole[name][7:] for name in rows}, "carry": middle, "previous_done": done}
+    tail, last = run(operation, second, **TRITON)
+    torch.testing.assert_close(torch.cat([head, tail]), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(last, carry, rtol=1e-6, atol=1e-6)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+@on_cpu
+@every_tile
+@pytest.mark.parametrize("shape", [(21, 3), (1, 5), (16, 8)])
+def test_nothing_is_written_beside_the_outputs(shape: tuple[int, int], tile: Any, use: Any) -> None:
+    use(tile)
+    inputs = random_window("gae", *shape, 0)
+    buffers = [torch.full((shape[0] + 2, shape[1] + 2), NAN) for _ in range(2)]
+    inner = tuple(x[1:-1, 1:-1] for x in buffers)
+    run("gae", inputs, out=inner, **TRITON)
+    for buffer, x in zip(buffers, inner, strict=True):
+        assert x.isfinite().all()
+        assert buffer.isnan().sum() == buffer.numel() - x.numel()
+
+
+@on_cpu
+@every_operation
+def test_an_output_that_held_nan_is_overwritten(operation: str) -> None:
+    inputs = random_window(operation, 9, 3, 0)
+    fresh = run(operation, inputs, **TRITON)
+    poisoned = tuple(torch.full_like(x, NAN) for x in fresh)
+    run(operation, inputs, out=poisoned, **TRITON)
+    for got, want in zip(poisoned, fresh, strict=True):
+        assert torch.equal(got, want)
+
+
+@on_cpu
+def test_tensors_that_start_at_odd_addresses_are_read_right() -> None:
+    inputs = random_window("gae", 8, 4, 0)
+    expected = run("gae", inputs, **TRITON)
+    shifted = {
+        name: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape) if isinstance(x, Tensor) else x
+        for name, x in inputs.items()
+    }
+    for got, want in zip(run("gae", shifted, **TRITON), expected, strict=True):
+        assert torch.equal(got, want)
+
+
+# --- moments --------------------------------------------------------------------------------------------------------
+
+
+@on_cpu
+@every_tile
+@pytest.mark.parametrize("operation", ["gae", "vtrace"])
+def test_the_moments_are_those_of_the_valid_advantages(operation: str, tile: Any, use: Any) -> None:
+    use(tile)
+    inputs = random_window(operation, 21, 5, 2)
+    for _ in range(2):  # the counter of the first launch is back at 0
+        results = run(operation, inputs, moments=True, **TRITON)
+        advantages = results[0 if operation == "gae" else 1].double()
+        valid = advantages[inputs["valid"].bool()]
+        expected = torch.stack([torch.tensor(float(len(valid))), valid.mean(), (valid - valid.mean()).square().sum()])
+        torch.testing.assert_close(results[2].double(), expected.double(), rtol=1e-5, atol=1e-5)
+
+
+@on_cpu
+def test_moments_of_large_equal_advantages_do_not_cancel() -> None:
+    rewards = torch.full((16, 4), 20000.0)
+    rewards[0, 0] += 1
+    zeros, never = torch.zeros(16, 4), torch.zeros(16, 4, dtype=torch.bool)
+    result = kernels.gae(rewards, zeros, torch.zeros(4), never, gamma=0.0, moments=True, **TRITON)
+    assert result.moments[0] == 64
+    torch.testing.assert_close(result.moments[2], torch.tensor(63 / 64), rtol=5e-3, atol=0)
+
+
+# --- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_random_windows_agree_with_the_reference_on_a_gpu(data: st.DataObject) -> None:
+    operation = data.draw(st.sampled_from(sorted(OPERATIONS)))
+    length, envs = data.draw(st.sampled_from([1, 2, 31, 63, 200])), data.draw(st.sampled_from([1, 3, 33, 130]))
+    inputs = random_window(operation, length, envs, data.draw(st.integers(0, 99)))
+    inputs = in_layout(inputs, data.draw(st.sampled_from(["time-major", "env-major"])))
+    assert_close(run(operation, inputs, device="cuda", **TRITON), run_reference(operation, inputs))
+
+
+@pytest.mark.gpu
+@every_operation
+@pytest.mark.parametrize("shape", [(1000, 3), (2048, 64), (5000, 1)])
+def test_long_windows_split_over_programs_agree_with_torch_on_a_gpu(operation: str, shape: tuple[int, int]) -> None:
+    inputs = random_window(operation, *shape, 0)
+    expected = run(operation, inputs, device="cuda", backend="torch", torch_mode="scan")
+    for _ in range(3):
+        assert_close(run(operation, inputs, device="cuda", **TRITON), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(128, 64), (2048, 64)])
+def test_a_captured_call_replays_on_new_inputs_and_allocates_nothing(shape: tuple[int, int]) -> None:
+    inputs = {k: x.cuda() if isinstance(x, Tensor) else x for k, x in random_window("gae", *shape, 0).items()}
+    kernels.gae(**inputs, **TRITON, moments=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = kernels.gae(**inputs, **TRITON, moments=True)
+    inputs["rewards"].normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for got, want in zip(result, kernels.gae(**inputs, **TRITON, moments=True), strict=True):
+        assert torch.equal(got, want)
+    before = torch.cuda.memory_allocated()
+    for _ in range(100):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.gpu
+def test_a_first_call_inside_a_capture_is_refused_and_the_stream_stays_usable() -> None:
+    inputs = {k: x.cuda() if isinstance(x, Tensor) else x for k, x in random_window("gae", 77, 5, 0).items()}
+    with pytest.raises(RuntimeError, match="call it once before the capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        kernels.gae(**inputs, **TRITON)
+    kernels.gae(**inputs, **TRITON)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+def test_the_current_stream_is_used() -> None:
+    inputs = {k: x.cuda() if isinstance(x, Tensor) else x for k, x in random_window("gae", 64, 4096, 0).items()}
+    expected = kernels.gae(**inputs, **TRITON).advantages
+    late = {**inputs, "rewards": torch.zeros_like(inputs["rewards"])}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late["rewards"].copy_(inputs["rewards"])
+        got = kernels.gae(**late, **TRITON).advantages
+    stream.synchronize()
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_of_another_device_are_solved_there() -> None:
+    inputs = random_window("gae", 64, 33, 0)
+    assert_close(run("gae", inputs, device="cuda:1", **TRITON), run_reference("gae", inputs))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(32769, 65537), (16385, 32769)])
+def test_more_than_two_to_the_31_elements_or_bytes_are_counted_exactly(shape: tuple[int, int]) -> None:
+    length, envs = shape
+    ones = torch.ones((), device="cuda").expand(shape)
+    never = torch.zeros((), dtype=torch.bool, device="cuda").expand(shape)
+    out = tuple(torch.full(shape, NAN, device="cuda") for _ in range(2))
+    last = torch.zeros(envs, device="cuda")
+    kernels.gae(ones, torch.zeros_like(ones), last, never, gamma=1.0, gae_lambda=1.0, out=out, **TRITON)
+    counted = torch.arange(length, 0, -1, device="cuda", dtype=torch.float32)
+    for column in (0, 1, envs // 2, 65535 % envs, envs - 1):
+        assert torch.equal(out[0][:, column], counted)
