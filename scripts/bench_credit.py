@@ -114,6 +114,7 @@ def measure(problem: Problem, backend: str, cold: bool) -> Row:
         "host": host_time(call),
     }
     if backend == "triton":
+        row["tile"] = " ".join(map(str, rule(problem)))
         row["host_out"] = host_time(problem.call(inputs, out=results))
     if cold:
         sets = [problem.inputs("cuda", seed) for seed in range(64)] if size < 2**20 else None
