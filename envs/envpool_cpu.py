@@ -12,6 +12,7 @@ import envpool
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
+from numpy.typing import NDArray
 from torch import Tensor
 
 from envs.actions import check_layout, check_values
@@ -95,8 +96,8 @@ class EnvPoolVecEnv(VecEnv):
         with self.clock.phase("env_step"):
             batches = [worker.reset() for worker in self._workers]
         with self.clock.phase("transfer"):
-            observations = torch.from_numpy(np.concatenate([batch.observations for batch in batches]))
-            return observations.to(self.device, self._observation_dtype)
+            observations = np.concatenate([batch.observations for batch in batches])
+            return torch.from_numpy(self._converted(observations)).to(self.device)
 
     def send(self, pool: int, actions: Tensor) -> None:
         """Check ``actions`` on the host and start one step of a pool; on CUDA this waits for the actions.
@@ -129,10 +130,9 @@ class EnvPoolVecEnv(VecEnv):
                 batch.truncated & ~batch.terminated,
                 valid,
             )
-            tensors = [torch.from_numpy(field) for field in fields]
-            if self._rings is None:
-                return StepResult(tensors[0].to(self._observation_dtype), *tensors[1:])
-            return StepResult(*self._rings[pool].to_device(tensors))
+            if self._rings is not None:
+                return StepResult(*self._rings[pool].to_device(fields))
+            return StepResult(*map(torch.from_numpy, (self._converted(fields[0]), *fields[1:])))
 
     def reseed(self, epoch: int) -> None:
         """Rebuild the pools from the seeds of ``epoch`` (EnvPool ignores a seed at reset), as slowly as at first."""
@@ -148,6 +148,9 @@ class EnvPoolVecEnv(VecEnv):
     @property
     def _observation_dtype(self) -> torch.dtype:
         return torch.uint8 if self.single_observation_space.dtype == np.uint8 else torch.float32
+
+    def _converted(self, observations: NDArray) -> NDArray:
+        return observations if observations.dtype == np.uint8 else observations.astype(np.float32, copy=False)
 
     def _start_workers(self, epoch: int) -> tuple[PoolWorker, ...]:
         seed = first_seed(self.num_envs, epoch=epoch, **self._seeds)

@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 16  # bytes; each field starts on a boundary that any dtype's view accepts
@@ -39,15 +41,19 @@ class StagingRing:
         pinned = device.type == "cuda"
         buffers = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(depth)]
         self._slots = itertools.cycle(
-            [(buffer, unpack(buffer, self._fields), torch.cuda.Event()) for buffer in buffers]
+            [
+                (buffer, [view.numpy() for view in unpack(buffer, self._fields)], torch.cuda.Event())
+                for buffer in buffers
+            ]
         )
 
-    def to_device(self, sources: Sequence[Tensor]) -> list[Tensor]:
-        """Return each host tensor of ``sources`` on the device in its field's dtype, ordered on the current stream."""
+    def to_device(self, sources: Sequence[NDArray]) -> list[Tensor]:
+        """Return each array of ``sources`` on the device in its field's dtype, ordered on the current stream."""
         buffer, views, copied = next(self._slots)
         copied.synchronize()
         for view, source in zip(views, sources, strict=True):
-            view.copy_(source)
+            # in this thread alone: torch's threads would compete with those that step the other pools, and be waited for
+            np.copyto(view, source, casting="same_kind")
         on_device = torch.empty(buffer.shape, dtype=torch.uint8, device=self._device).copy_(buffer, non_blocking=True)
         copied.record(torch.cuda.current_stream(self._device))
         return unpack(on_device, self._fields)

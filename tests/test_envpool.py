@@ -270,7 +270,7 @@ def test_a_slot_is_written_only_after_its_last_copy_has_passed(monkeypatch: pyte
     cuda = SimpleNamespace(Event=FakeEvent, current_stream=lambda device: None)
     monkeypatch.setattr(staging.torch, "cuda", cuda)
     ring = StagingRing(FIELDS, torch.device("cpu"), depth=2)
-    staged = [ring.to_device(host_tensors(seed)) for seed in range(3)]
+    staged = [ring.to_device([tensor.numpy() for tensor in host_tensors(seed)]) for seed in range(3)]
     turn = [f"{verb} {slot}" for slot in (0, 1, 0) for verb in ("waited for", "recorded")]
     assert calls == ["made 0", "made 1", *turn]
     for seed, tensors in enumerate(staged):  # the third step reused the first slot and left the first result alone
@@ -285,7 +285,7 @@ def test_staged_steps_hold_their_values_on_a_busy_device() -> None:
     staged = []
     for seed in range(20):
         torch.cuda._sleep(1_000_000)  # the copies lag behind the host
-        staged.append(ring.to_device(host_tensors(seed)))
+        staged.append(ring.to_device([tensor.numpy() for tensor in host_tensors(seed)]))
     for seed, tensors in enumerate(staged):
         for found, field, source in zip(tensors, FIELDS, host_tensors(seed), strict=True):
             assert torch.equal(found.cpu(), source.to(field.dtype))
