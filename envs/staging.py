@@ -52,7 +52,7 @@ class StagingRing:
         buffer, views, copied = next(self._slots)
         copied.synchronize()
         for view, source in zip(views, sources, strict=True):
-            # in this thread alone: torch's threads would compete with those that step the other pools, and be waited for
+            # in this thread alone: torch's threads would compete with those that step the other pools
             np.copyto(view, source, casting="same_kind")
         on_device = torch.empty(buffer.shape, dtype=torch.uint8, device=self._device).copy_(buffer, non_blocking=True)
         copied.record(torch.cuda.current_stream(self._device))
