@@ -1,7 +1,7 @@
 """Advantages: `gae` and `vtrace`, and what all credit operations share.
 
 The other operations are in `kernels.q_targets`, `kernels.returns` and `kernels.traces`. All of them solve
-``x[t] = alpha[t] + beta[t] * x[t + 1]`` (or its mirror, forward in time) over rollouts of T steps of N environments, and:
+``x[t] = alpha[t] + beta[t] * x[t + 1]`` (or its mirror, forward in time) over rollouts of T steps of N envs, and:
 
 - Tensors are time first, ``[T, N]``, with any strides; an env-major buffer is passed as its transposed view and read in
   place. Floating inputs are float32, bfloat16, float16 or float64; sums are float32, or float64 where any input is.

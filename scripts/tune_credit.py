@@ -148,7 +148,7 @@ def compile_tile(task: tuple[Problem, Tile, int]) -> float:
 def measure(problem: Problem, tile: Tile) -> dict[str, Any]:
     """Device time of one candidate, hot, with the registers and spills of its last kernel."""
     plan, inputs = make_plan(problem, tile, "cuda")
-    addresses = [None if x is None else x.data_ptr() for x in inputs]
+    addresses = [0 if x is None else x.data_ptr() for x in inputs]
     coefficients = tuple(0.95 for _ in problem.spec.coefficients)
 
     def call() -> None:
@@ -196,6 +196,8 @@ def tune(
             rows.append(measure(problem, tile))
         except Exception as error:  # a tile that this GPU cannot hold is a result too
             print(f"{problem} {tile}: {type(error).__name__} {str(error).splitlines()[0][:100]}")
+    if not rows:
+        raise SystemExit("no candidate ran")
     with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
