@@ -44,6 +44,7 @@ def store_moments(moments, stats, BLOCK: tl.constexpr):
     program = tl.program_id(0)
     for i in tl.static_range(3):
         tl.store(parts + i * programs + program, stats[i])
+    tl.debug_barrier()  # the part is written before it is counted
     if tl.atomic_add(counter, 1) == programs - 1:
         count = tl.zeros([BLOCK], parts.dtype.element_ty)
         mean = count
