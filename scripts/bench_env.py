@@ -130,6 +130,7 @@ def capture(env: envs.VecEnv, actions: list[torch.Tensor], mode: str) -> Advance
             total.add_(step.valid.sum())
 
     stream = torch.cuda.Stream(env.device)
+    stream.wait_stream(torch.cuda.current_stream(env.device))
     with torch.no_grad(), torch.cuda.stream(stream):
         steps()  # warm-up outside of the graph
         stream.synchronize()

@@ -54,9 +54,9 @@ def _prepare(composed: DictConfig, base: Path) -> tuple[Config, RunFolder | None
 
 def _run(composed: DictConfig) -> None:
     base = Path(hydra.utils.get_original_cwd())
-    distributed.initialize(str(composed.device))
     try:
         config, continued = _prepare(composed, base)
+        distributed.initialize(config.device)
         status = train(config, base, continued)
     except EXPECTED_ERRORS as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

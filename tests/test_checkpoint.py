@@ -27,12 +27,20 @@ def names(folder: Path) -> list[str]:
 
 
 def test_the_newest_checkpoint_and_the_one_before_are_kept(tmp_path: Path):
-    for update in (1, 2, 10, 9):
+    for update in (1, 2, 9, 10):
         checkpoint.save(tmp_path, update, state(update))
     assert names(tmp_path) == ["update-00000009.pt", "update-00000010.pt"]
     loaded = checkpoint.load_newest(tmp_path, print)
     assert loaded["update"] == 10
     assert torch.equal(loaded["modules"]["policy"]["weight"], torch.full((3, 2), 10.0))
+
+
+def test_a_run_that_went_back_leaves_no_later_checkpoint_behind(tmp_path: Path):
+    for update in (300, 400):
+        checkpoint.save(tmp_path, update, state(update))
+    (tmp_path / "update-00000500.pt").write_bytes(b"torn")
+    checkpoint.save(tmp_path, 450, state(450))
+    assert names(tmp_path) == ["update-00000400.pt", "update-00000450.pt"]
 
 
 class Malicious:

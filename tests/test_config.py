@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+import envs
 from scripts.overrides import check_overrides
 from trainer.config import Config, ConfigError
 from trainer.schema import CONFIG_FOLDER, all_keys, compose_config, compose_for_resume, from_yaml, to_dict, to_yaml
@@ -78,9 +80,10 @@ REFUSED = {
     "total_steps=0": "total_steps=0",
     "seed=-1": "seed=-1",
     "ppo.num_minibatches=0": "ppo.num_minibatches=0 must be finite, at least 1",
-    "ppo.num_minibatches=70000": "ppo.num_minibatches=70000 is more than the 65536 rows of a rollout",
+    "ppo.num_minibatches=70000": "ppo.num_minibatches=70000 is more than the 32768 rows of a rollout",
     "ppo.clip_range=0": "ppo.clip_range=0.0",
-    "ppo.min_learning_rate=1": "ppo.learning_rate=0.0003 must lie between ppo.min_learning_rate=1.0 and",
+    "env.options.pools=4": "env.options.pools is not an engine's own option: set env.pools",
+    "env.module=no_such_module": "env.module=no_such_module cannot be imported: No module named",
     "ppo=3": "ppo:",
     "credit.gamma=1.5": "credit.gamma=1.5",
     "credit.gamma=nan": "credit.gamma=nan",
@@ -161,3 +164,26 @@ def test_all_keys_lists_each_leaf_once():
     assert len(keys) == len(set(keys))
     assert {"num_envs", "ppo.learning_rate", "env.options", "wandb.mode"} <= set(keys)
     assert "ppo" not in keys
+
+
+def test_a_policy_that_was_asked_for_wins_over_the_presets():
+    config = compose_config(["env=HalfCheetah", "policy=mlp_small"])
+    assert (config.policy.hidden_sizes, config.policy.activation) == ([64, 64], "tanh")
+    assert compose_config(["env=HalfCheetah"]).policy.hidden_sizes == [128, 128]
+
+
+def test_an_adaptive_learning_rate_starts_within_its_range():
+    with pytest.raises(ConfigError, match=r"ppo.learning_rate=0.0007 must lie between ppo.min_learning_rate=1.0 and"):
+        compose_config(["ppo.lr_schedule=adaptive", "ppo.min_learning_rate=1"])
+
+
+def test_ones_own_module_registers_an_engine_before_the_engine_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = "import envs\nenvs.ENGINES['mine'] = envs.Engine('envs.torch_classic', 'TorchVecEnv', 'rollscan')\n"
+    (tmp_path / "my_own_engine.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.setattr("envs.ENGINES", dict(envs.ENGINES))
+    config = compose_config(["env=CartPole", "env.module=my_own_engine", "env.engine=mine"])
+    assert config.env.engine == "mine"

@@ -75,7 +75,6 @@ def primitives(rank: int) -> Result:
         "sum": distributed.sum_(torch.tensor([1.0, 10.0]) * (rank + 1)).tolist(),
         "gradient": parameter.grad,
         "parameter": parameter.detach(),
-        "object": distributed.broadcast_object({"folder": f"rank {rank}"}),
         "any": [distributed.any_rank(flag, CPU) for flag in (False, rank == 1, True)],
     }
 
@@ -175,7 +174,6 @@ def test_the_small_agreements(ranks: list[dict[str, Result]]) -> None:
         assert got["sum"] == [3.0, 30.0]
         assert torch.equal(got["gradient"], torch.full((2, 3), 3.0))
         assert torch.equal(got["parameter"], torch.zeros(2, 3))
-        assert got["object"] == {"folder": "rank 0"}
         assert got["any"] == [False, True, True]
 
 
@@ -244,7 +242,6 @@ def test_a_single_process_agrees_with_itself() -> None:
     assert (distributed.rank(), distributed.world_size(), distributed.local_rank()) == (0, 1, 0)
     assert distributed.sum_(tensor) is tensor
     assert distributed.merge_moments(tensor) is tensor
-    assert distributed.broadcast_object("value") == "value"
     assert [distributed.any_rank(flag, CPU) for flag in (False, True)] == [False, True]
     distributed.initialize("cpu")
     distributed.shutdown()

@@ -6,18 +6,20 @@ import pytest
 import torch
 
 from tests.small_runs import small_config
-from trainer.builder import graph_obstacle
+from trainer.builder import graph_obstacle, wants_graphs
 from trainer.console import QuietConsole
 from trainer.loop import Trainer
 
 
-def test_a_cpu_has_no_graphs_and_nothing_to_complain_about():
-    assert graph_obstacle(small_config(), torch.device("cpu")) is None
+def test_a_cpu_has_no_graphs():
+    assert not wants_graphs(small_config(), torch.device("cpu"))
+    assert wants_graphs(small_config(), torch.device("cuda"))
+    assert not wants_graphs(small_config("cuda_graphs=false"), torch.device("cuda"))
 
 
 def test_unequal_minibatches_are_an_obstacle_that_names_the_key():
     config = small_config("ppo.num_minibatches=3", "num_envs=8", "rollout_length=8")
-    obstacle = graph_obstacle(config, torch.device("cuda"))
+    obstacle = graph_obstacle(config)
     assert obstacle is not None and "ppo.num_minibatches=3" in obstacle
 
 

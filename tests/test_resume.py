@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,9 @@ from small_runs import differences, rows, run_until, small_config, without_times
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config
+from trainer.console import QuietConsole
+from trainer.loop import Trainer
+from trainer.ppo import PPO
 from trainer.run_folder import RunFolder
 from trainer.schema import compose_for_resume
 from trainer.session import train
@@ -107,8 +112,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     [
         ("policy.hidden_sizes=[16]", "policy: tensor actor.0.weight"),
         ("policy.hidden_sizes=[8,8]", "policy: tensor actor.2.weight"),
-        ("env.id=Acrobot-v1", "policy: tensor actor.0.weight"),
-        ("env.id=Pendulum-v1", "policy: the checkpoint has no tensor log_std"),
+        ("env.id=Acrobot-v1", "env.id is Acrobot-v1, but the checkpoint is of CartPole-v1"),
         ("normalize.observations=true", "observation_normalizer: the checkpoint has no tensor running.count"),
         ("normalize.values=false", "value_normalizer"),
         ("num_envs=4", "num_envs=4"),
@@ -135,3 +139,29 @@ def test_a_torn_newest_checkpoint_is_named_and_the_one_before_continues(tmp_path
 def test_a_configuration_survives_being_saved_and_resumed(run: RunFolder):
     saved: Config = compose_for_resume(run.config.read_text(), [])
     assert saved == small_config("out=run", "checkpoint.interval_updates=1")
+
+
+def test_a_resumed_optimizer_follows_this_configuration(tmp_path: Path):
+    first = Trainer(small_config("ppo.lr_schedule=linear", "ppo.learning_rate=1e-3"), QuietConsole())
+    first.train_one_update()
+    state = first.state_dict()
+    changed = small_config("ppo.lr_schedule=constant", "ppo.learning_rate=1e-9", "ppo.adam_eps=0.1")
+    resumed = Trainer(changed, QuietConsole())
+    resumed.load_state_dict(state, "here")
+    group = resumed.algorithm.optimizer.param_groups[0]
+    assert group["lr"] is resumed.algorithm.learning_rate
+    assert resumed.algorithm.learning_rate.item() == pytest.approx(1e-9)
+    assert (group["eps"], group["capturable"]) == (0.1, False)
+    for trainer in (first, resumed):
+        trainer.env.close()
+
+
+def test_a_failure_half_way_through_an_update_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fails(self: PPO, *_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(PPO, "_step", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train(small_config(f"out={tmp_path / 'run'}"), tmp_path)
+    assert not list((tmp_path / "run").glob("checkpoints/*.pt"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"

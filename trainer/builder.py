@@ -57,10 +57,13 @@ def autocast_dtype(config: Config) -> torch.dtype | None:
     return torch.bfloat16 if config.autocast == "bfloat16" else None
 
 
-def graph_obstacle(config: Config, device: torch.device) -> str | None:
-    """Why minibatch steps cannot be captured in a CUDA graph although ``cuda_graphs`` asks for it on CUDA, or None."""
-    if not config.cuda_graphs or device.type != "cuda":
-        return None
+def wants_graphs(config: Config, device: torch.device) -> bool:
+    """Whether minibatch steps are to be CUDA graphs: a CPU has none."""
+    return config.cuda_graphs and device.type == "cuda"
+
+
+def graph_obstacle(config: Config) -> str | None:
+    """Why minibatch steps cannot be captured in a CUDA graph, or None."""
     if distributed.world_size() > 1:
         return "ranks sum gradients inside the step"
     if config.steps_per_rollout % config.ppo.num_minibatches:

@@ -32,7 +32,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def save(folder: Path, update: int, state: dict[str, Any]) -> Path:
-    """Write ``update-<update>.pt`` and remove all but the newest and the one before.
+    """Write ``update-<update>.pt`` and remove all but it and the one before.
 
     Args:
         folder: the run's ``checkpoints`` folder; made if missing.
@@ -47,8 +47,9 @@ def save(folder: Path, update: int, state: dict[str, Any]) -> Path:
         write_atomically(path, lambda file: torch.save({"format": FORMAT, "update": update, **state}, file))
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: could not be written: {_reason(error)}") from error
-    for old in list_checkpoints(folder)[_KEPT:]:
-        old.unlink(missing_ok=True)
+    kept = [other for other in list_checkpoints(folder) if _update_of(other) <= update][:_KEPT]
+    for other in set(list_checkpoints(folder)) - set(kept):  # older ones, and later ones that the run went back from
+        other.unlink(missing_ok=True)
     for leftover in folder.glob(".update-*"):  # of a process that was killed while it wrote
         leftover.unlink(missing_ok=True)
     return path

@@ -20,7 +20,8 @@ class EnvConfig:
     """Which env, on which engine, and how it is stepped."""
 
     id: str = "Ant"  #: an id the engine knows; without a version the newest one is taken
-    engine: str = "envpool"  #: envpool | mujoco_warp | torch
+    engine: str = "envpool"  #: envpool | mujoco_warp | torch | one's own (`envs.ENGINES`)
+    module: str | None = None  #: a Python module to import first: it registers engines or tasks of one's own
     pools: int = 2  #: EnvPool: sync pools that step in turns, so that the policy works while others step
     num_threads: int = 0  #: EnvPool: threads per pool; 0 shares the cores among pools and local ranks
     timeout: float = 300.0  #: seconds after which a step that does not return is an error

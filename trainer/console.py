@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trainer import distributed
 from trainer.config import LoggingConfig
 from trainer.timing import PHASES
 
@@ -98,7 +99,8 @@ class QuietConsole:
 
     def notice(self, text: str) -> None:
         """Tell a person something once."""
-        print(f"rollscan: {text}", file=sys.stderr, flush=True)
+        rank = f" rank {distributed.rank()}:" if distributed.rank() else ""
+        print(f"rollscan:{rank} {text}", file=sys.stderr, flush=True)
 
     def show(self, metrics: dict[str, Any], progress: float) -> None:
         """Nothing."""

@@ -8,13 +8,10 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterable
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-T = TypeVar("T")
 
 
 def initialize(device_name: str) -> None:
@@ -68,15 +65,6 @@ def broadcast_parameters_(parameters: Iterable[Tensor]) -> None:
     if world_size() > 1:
         for parameter in parameters:
             dist.broadcast(parameter.data, src=0)
-
-
-def broadcast_object(value: T) -> T:
-    """Give every rank rank 0's value of a picklable object."""
-    if world_size() == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:

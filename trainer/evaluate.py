@@ -27,13 +27,16 @@ class Agent(NamedTuple):
     action_map: ActionMap
 
     @torch.no_grad()
-    def act(self, observations: torch.Tensor, deterministic: bool) -> torch.Tensor:
-        """Actions within the env's bounds for ``[batch, *observation_shape]``."""
+    def act(self, observations: torch.Tensor, deterministic: bool, playing: torch.Tensor | None = None) -> torch.Tensor:
+        """Actions within the env's bounds for ``[batch, *observation_shape]``; raw 0 in rows that are not ``playing``,
+        whose observations may be NaN."""
         if self.normalizer is not None:
             observations = self.normalizer(observations)
         actions = (
             self.policy.act_deterministically(observations) if deterministic else self.policy.act(observations).actions
         )
+        if playing is not None:
+            actions = torch.where(playing.view(-1, *(1,) * (actions.dim() - 1)), actions, 0)
         return self.action_map(actions)
 
 
@@ -101,7 +104,7 @@ def evaluate(
         lengths = torch.zeros(episodes, dtype=torch.int64, device=device)
         playing = torch.ones(episodes, dtype=torch.bool, device=device)
         while playing.any():
-            step = env.step(agent.act(observations, deterministic))
+            step = env.step(agent.act(observations, deterministic, playing))
             returns += torch.where(playing, step.rewards.double(), 0.0)
             lengths += playing
             playing = playing & ~(step.terminated | step.truncated)

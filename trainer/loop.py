@@ -10,7 +10,7 @@ from envs.actions import ActionMap
 from envs.base import VecEnv
 from kernels.operations import Backend
 from trainer import checkpoint, distributed, estimator
-from trainer.builder import autocast_dtype, graph_obstacle, make_env, resolve_device
+from trainer.builder import autocast_dtype, graph_obstacle, make_env, resolve_device, wants_graphs
 from trainer.checkpoint import CheckpointError
 from trainer.collector import Collector
 from trainer.config import Config
@@ -61,16 +61,19 @@ class Trainer:
             self.env, self.policy, self.observation_normalizer, self.value_normalizer, action_map,
             config.rollout_length, self.clock, config.compile,
         )  # fmt: skip
-        obstacle = graph_obstacle(config, self.device)
-        if obstacle:
+        cuda_graphs, obstacle = wants_graphs(config, self.device), graph_obstacle(config)
+        if cuda_graphs and obstacle:
             console.notice(f"cuda_graphs=true: {obstacle}; minibatch steps run eagerly")
-        cuda_graphs = config.cuda_graphs and self.device.type == "cuda" and not obstacle
-        self.algorithm = PPO(self.policy, self.value_normalizer, config.ppo, self.clock, config.compile, cuda_graphs)
+        self.algorithm = PPO(
+            self.policy, self.value_normalizer, config.ppo, self.clock, config.compile, cuda_graphs and not obstacle
+        )
         self.episodes = EpisodeTracker(n, config.logging.episode_window, self.backend, self.device)
         self.update = 0
         self.env_steps = 0
         self.seconds = 0.0
         self.skipped_in_a_row = 0
+        self.is_whole = True  #: False half way through an update: such a state must not be saved
+        self.clock.start()
 
     @property
     def progress(self) -> float:
@@ -91,13 +94,16 @@ class Trainer:
         rewards = self._rewards(rollout)
         with self.clock.phase("credit"):
             estimate = estimator.estimate(rollout, rewards, self.config.credit, self.backend)
+        self.is_whole = False
         statistics = self.algorithm.update(rollout, estimate, self.progress)
         with self.clock.phase("log"):
             ended = self.episodes.follow(rollout)
             statistics["valid_steps"] = distributed.sum_(rollout.valid.sum(dtype=torch.float64))
         self.clock.lap()
         with self.clock.phase("log"):
-            return self._read(rollout, statistics, ended)
+            metrics = self._read(rollout, statistics, ended)
+        self.is_whole = True
+        return metrics
 
     def _rewards(self, rollout: Rollout) -> torch.Tensor:
         if self.reward_normalizer is None:
@@ -106,7 +112,7 @@ class Trainer:
             return self.reward_normalizer(rollout.rewards, rollout.terminated, rollout.truncated, rollout.valid)
 
     def _read(self, rollout: Rollout, statistics: dict[str, torch.Tensor], ended: Ended) -> dict[str, Any]:
-        """The update's one synchronization: read what the device accumulated, and count."""
+        """Read what the device accumulated, and count: the update's only waits that no engine asks for."""
         values = torch.stack([tensor.double() for tensor in statistics.values()]).tolist()
         numbers = dict(zip(statistics, values, strict=True))
         times = self.clock.read()
@@ -131,24 +137,32 @@ class Trainer:
         }
 
     def _watch_skipped(self, numbers: dict[str, float], rollout: Rollout) -> None:
-        if not numbers["skipped_minibatches"]:
+        withheld = int(numbers["skipped_minibatches"])
+        if not withheld:
             self.skipped_in_a_row = 0
             return
         self.skipped_in_a_row += 1
-        where = first_non_finite_row(rollout) or "the rollout is finite: the loss or its gradient is not"
-        self.console.notice(f"update {self.update} was not applied, its loss or gradient is not finite: {where}")
+        total = self.config.ppo.update_epochs * self.config.ppo.num_minibatches
+        where = first_non_finite_row(rollout) or "the rollout is finite, the loss or gradient in phase update is not"
+        self.console.notice(f"update {self.update}: {withheld} of {total} minibatches withheld, not finite: {where}")
+
+    def refuse_to_go_on_unfinite(self) -> None:
+        """End a run that no longer learns.
+
+        Raises:
+            TrainingError: ``ppo.max_skipped_updates`` updates in a row had minibatches withheld.
+        """
         limit = self.config.ppo.max_skipped_updates
         if self.skipped_in_a_row >= limit:
-            raise TrainingError(f"ppo.max_skipped_updates={limit} updates in a row were not finite; the last: {where}")
+            raise TrainingError(
+                f"ppo.max_skipped_updates={limit}: so many updates in a row were not finite, the last is {self.update}"
+            )
 
     def start_envs_anew(self) -> None:
         """Re-seed the envs by the number of updates done, and begin new episodes: the rule that resuming follows,
         too."""
         self.env.reseed(self.update)
         self.collector.restart()
-        self._forget_episodes()
-
-    def _forget_episodes(self) -> None:
         self.episodes.restart()
         if self.reward_normalizer is not None:
             self.reward_normalizer.restart()
@@ -159,7 +173,12 @@ class Trainer:
             "modules": {name: module.state_dict() for name, module in self._modules().items()},
             "algorithm": self.algorithm.state_dict(),
             "episodes": self.episodes.state_dict(),
-            "counters": {"update": self.update, "env_steps": self.env_steps, "seconds": self.seconds},
+            "counters": {
+                "update": self.update,
+                "env_steps": self.env_steps,
+                "seconds": self.seconds,
+                "skipped_in_a_row": self.skipped_in_a_row,
+            },
             "rng": checkpoint.rng_state(self.device),
             "env": self.env.state_dict(),
             "env_id": self.env.id,
@@ -179,8 +198,10 @@ class Trainer:
         """Restore what `state_dict` gave; envs that cannot restore their state start anew, seeded by the update.
 
         Raises:
-            CheckpointError: another number of envs, or a tensor is missing or of another shape; names it.
+            CheckpointError: another env or number of envs, or a tensor is missing or of another shape; names it.
         """
+        if state["env_id"] != self.env.id:
+            raise CheckpointError(f"{where}: env.id is {self.env.id}, but the checkpoint is of {state['env_id']}")
         saved_envs = state["episodes"]["previous_done"].numel()
         if saved_envs != self.config.num_envs:
             raise CheckpointError(f"{where}: num_envs={self.config.num_envs}, but the checkpoint has {saved_envs} envs")
@@ -192,8 +213,8 @@ class Trainer:
             raise CheckpointError(f"{where}: this configuration has no {unknown[0]}; was it changed?")
         self.algorithm.load_state_dict(state["algorithm"])
         self.episodes.load_state_dict(state["episodes"])
-        self.update, self.env_steps = state["counters"]["update"], state["counters"]["env_steps"]
-        self.seconds = state["counters"]["seconds"]
+        for name, value in state["counters"].items():
+            setattr(self, name, value)
         if state["env"] is not None and distributed.world_size() == 1:
             self.collector.resume_from(self.env.load_state_dict(state["env"]))
         else:

@@ -18,7 +18,11 @@ Metrics = dict[str, Any]
 
 
 def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: such a number becomes null."""
+    """JSON has no NaN and no infinity: such a number becomes null, also inside of lists and dictionaries."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -52,7 +56,7 @@ class MetricsFile:
         Raises:
             OSError: the disk is full, say; it names the file, which ends with the update before.
         """
-        line = (json.dumps({key: finite(value) for key, value in metrics.items()}) + "\n").encode()
+        line = (json.dumps(finite(metrics), allow_nan=False) + "\n").encode()
         end = self._file.tell()
         with naming(self._path):
             if self._file.write(line) < len(line):  # a disk that fills up takes a part
@@ -136,5 +140,5 @@ class WandbLogger:
 
 def write_json(path: Path, content: Metrics) -> None:
     """Write a JSON file whole or not at all."""
-    clean = {key: finite(value) for key, value in content.items()}
-    write_atomically(path, lambda file: file.write((json.dumps(clean, indent=2) + "\n").encode()))
+    text = json.dumps(finite(content), indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, PolicyConfig
-from trainer.distributions import Categorical, DiagonalGaussian
+from trainer.distributions import Categorical, DiagonalGaussian, Distribution
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "tanh": nn.Tanh}
 
@@ -82,9 +82,9 @@ class ActorCritic(nn.Module):
             raise ConfigError(
                 f"env.id: actions of {type(action_space).__name__} are not supported, only Box and Discrete"
             )
-        make = config.hidden_sizes, config.activation
-        self.actor = mlp(self.observation_size, make[0], outputs, make[1], output_gain=0.01)
-        self.critic = mlp(self.observation_size, make[0], 1, make[1], output_gain=1.0)
+        inputs, widths, activation = self.observation_size, config.hidden_sizes, config.activation
+        self.actor = mlp(inputs, widths, outputs, activation, output_gain=0.01)
+        self.critic = mlp(inputs, widths, 1, activation, output_gain=1.0)
 
     @property
     def value_head(self) -> nn.Linear:
@@ -99,7 +99,7 @@ class ActorCritic(nn.Module):
             device.type, self._autocast_dtype or torch.bfloat16, enabled=self._autocast_dtype is not None
         )
 
-    def distribution(self, observations: Tensor) -> DiagonalGaussian | Categorical:
+    def distribution(self, observations: Tensor) -> Distribution:
         """The distribution over actions given ``[batch, *observation_shape]``."""
         with self._autocast(observations.device):
             outputs = self.actor(observations.flatten(1).float()).float()

@@ -232,13 +232,16 @@ class PPO:
         return {"optimizer": self.optimizer.state_dict(), "learning_rate": self.learning_rate.clone()}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` gave, under this configuration's settings and on this device."""
         optimizer, learning_rate = state["optimizer"], state["learning_rate"]
         if not isinstance(optimizer, dict) or not isinstance(learning_rate, Tensor):
             raise TypeError("the optimizer's state is not a dictionary with a learning rate beside it")
         self.optimizer.load_state_dict(optimizer)
-        self.learning_rate.copy_(learning_rate)
-        for group in self.optimizer.param_groups:  # loading replaces the shared tensor by a copy
-            group["lr"] = self.learning_rate
+        if self.config.lr_schedule == "adaptive":  # the other schedules follow from the configuration and the counter
+            bounds = self.config.min_learning_rate, self.config.max_learning_rate
+            self.learning_rate.copy_(learning_rate.clamp(*bounds))
+        capturable = self.learning_rate.is_cuda
+        for group in self.optimizer.param_groups:  # loading replaced the settings by those of the checkpoint
+            group.update(lr=self.learning_rate, eps=self.config.adam_eps, capturable=capturable)
         if self._graph is not None:
             self._graph.reset()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -63,8 +66,21 @@ def from_omegaconf(composed: DictConfig) -> Config:
         raise ConfigError(one_line(error)) from error
     if not isinstance(config, Config):
         raise ConfigError(f"the configuration is a {type(config).__name__}, not a mapping of keys")
+    _import_own(config.env.module)
     validate(config)
     return config
+
+
+def _import_own(module: str | None) -> None:
+    """Import what registers the user's own envs, also from the working directory."""
+    if module is None:
+        return
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"env.module={module} cannot be imported: {error}") from error
 
 
 def from_yaml(text: str) -> Config:
@@ -103,6 +119,8 @@ def compose_for_resume(saved: str, overrides: list[str]) -> Config:
         key = override.key_or_group
         if key == "resume":
             continue
+        if key == "out":
+            raise ConfigError(f"{override.input_line}: a run is continued in its own folder")
         if (CONFIG_FOLDER / key).is_dir():
             raise ConfigError(
                 f"{override.input_line}: a preset cannot be changed on resume; override single keys, e.g. "

@@ -88,11 +88,12 @@ class _Session:
         trainer = self.trainer
         status, exit_status = "failed", 1
         try:
-            trainer.clock.lap()
+            trainer.clock.start()  # building the parts was no turn of the loop
             while not trainer.finished and not self._stop_agreed():
                 metrics = trainer.train_one_update()
                 with trainer.clock.phase("log"):
                     self._record(metrics)
+                trainer.refuse_to_go_on_unfinite()
             status, exit_status = "finished", 0
             if not trainer.finished:
                 status, exit_status = "stopped", self.stop.exit_status or _STOPPED_BY_ANOTHER_RANK
@@ -108,7 +109,7 @@ class _Session:
         if not self.is_main:
             return
         self.metrics.write(metrics)
-        self.wandb.log({key: finite(value) for key, value in metrics.items()})
+        self.wandb.log(finite(metrics))
         self.console.show(metrics, trainer.progress)
         settings = trainer.config.checkpoint
         due = settings.interval_updates and trainer.update % settings.interval_updates == 0
@@ -121,16 +122,19 @@ class _Session:
         self._last_save = time.monotonic()
 
     def _finish(self, status: str, exit_status: int) -> None:
-        """Save and sum up, also when the loop failed: the last state that was applied is a good one."""
+        """Save and sum up, also when the loop failed: unless that was half way through an update, the state is good."""
         if not self.is_main:
             return
-        self._save()
-        self.metrics.close()
-        summary = {"status": status, **_summary(self.trainer)}
-        write_json(self.folder.summary, summary)
-        self.wandb.finish(summary, exit_status)
-        self.console.close()
         trainer = self.trainer
+        try:
+            if trainer.is_whole:
+                self._save()
+        finally:
+            self.metrics.close()
+            summary = {"status": status, **_summary(trainer)}
+            write_json(self.folder.summary, summary)
+            self.wandb.finish(summary, exit_status)
+            self.console.close()
         window, mean = len(trainer.episodes.returns), trainer.episodes.mean_return()
         self.console.notice(
             f"{status} after {trainer.env_steps} steps, {trainer.update} updates, {trainer.seconds:.1f} s; mean return "

@@ -63,6 +63,11 @@ class PhaseClock:
             if name not in UPDATE_PARTS:
                 return
 
+    def start(self) -> None:
+        """Begin the first turn of the loop; what was timed before is forgotten."""
+        self._spans, self._previous_laps = [], []
+        self._lap_start = self._stamp()
+
     def lap(self) -> None:
         """End a turn of the loop and start the next."""
         now = self._stamp()
@@ -71,8 +76,11 @@ class PhaseClock:
         self._spans, self._lap_start = [], now
 
     def read(self) -> dict[str, float]:
-        """Milliseconds per phase of the laps since the last read, and their ``total``; waits for the device once."""
-        milliseconds = dict.fromkeys((*PHASES, *UPDATE_PARTS, "total"), 0.0)
+        """Milliseconds per phase of the laps since the last read, and their ``total``; waits for the device once.
+
+        Parts of ``update`` are there only if they were timed: inside of a CUDA graph they cannot be.
+        """
+        milliseconds = dict.fromkeys((*PHASES, "total"), 0.0)
         used: dict[int, torch.cuda.Event] = {}
         for spans, lap_start, lap_end in self._previous_laps:
             if isinstance(lap_end, torch.cuda.Event):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import envs
+from envs.actions import MODES
 from trainer.config import Config, ConfigError
 
-_CHOICES = {
+_CHOICES: dict[str, Sequence[str]] = {
     "algo": ("ppo",),
     "autocast": ("none", "bfloat16"),
     "matmul_precision": ("highest", "high"),
-    "env.engine": ("envpool", "mujoco_warp", "torch"),
-    "env.action_map": ("clip", "rescale", "squash", "none"),
     "env.physics": ("rk4", "euler"),
     "policy.activation": ("elu", "relu", "tanh"),
     "credit.estimator": ("gae", "vtrace", "td_lambda", "discounted"),
@@ -22,6 +23,13 @@ _CHOICES = {
     "ppo.lr_schedule": ("constant", "linear", "adaptive"),
     "logging.console": ("auto", "rich", "plain", "none"),
     "wandb.mode": ("offline", "online", "disabled"),
+}
+#: Arguments of `envs.make` that have keys of their own.
+_SET_ELSEWHERE = {
+    **{name: name for name in ("num_envs", "device", "seed")},
+    **{name: f"env.{name}" for name in ("id", "engine", "pools", "num_threads", "timeout", "physics")},
+    "max_episode_steps": "env.max_episode_steps",
+    **dict.fromkeys(("rank", "world_size"), "it through torchrun"),
 }
 # key: (lowest, highest, whether the lowest itself is allowed)
 _RANGES: dict[str, tuple[float, float, bool]] = {
@@ -74,7 +82,7 @@ def get(config: Config, key: str) -> Any:
     return value
 
 
-def _check_choice(config: Config, key: str, choices: tuple[str, ...]) -> None:
+def _check_choice(config: Config, key: str, choices: Sequence[str]) -> None:
     value = get(config, key)
     if value not in choices:
         close = difflib.get_close_matches(str(value), choices, n=1)
@@ -98,7 +106,8 @@ def validate(config: Config) -> None:
     Raises:
         ConfigError: one line that names the key, its value and what would be right.
     """
-    for key, choices in _CHOICES.items():
+    choices_now = {**_CHOICES, "env.engine": tuple(envs.ENGINES), "env.action_map": MODES}  # engines may be one's own
+    for key, choices in choices_now.items():
         _check_choice(config, key, choices)
     for key, (low, high, low_allowed) in _RANGES.items():
         _check_range(config, key, low, high, low_allowed)
@@ -122,6 +131,9 @@ def validate(config: Config) -> None:
         )
     if config.env.engine == "envpool" and config.env.pools > config.num_envs:
         raise ConfigError(f"env.pools={config.env.pools} is more than num_envs={config.num_envs}")
+    for option in config.env.options:
+        if option in _SET_ELSEWHERE:
+            raise ConfigError(f"env.options.{option} is not an engine's own option: set {_SET_ELSEWHERE[option]}")
     _check_device_name(config.device)
 
 
