@@ -1,6 +1,6 @@
 """Time the credit operations on this GPU and append every figure to docs/results/credit.csv.
 
-    python scripts/bench_credit.py --preset issue     # all operations, both layouts, baselines: 5 minutes
+    python scripts/bench_credit.py --preset full      # all operations, both layouts, baselines: 5 minutes
     python scripts/bench_credit.py --preset quick     # GAE only
     python scripts/bench_credit.py --tune --operations gae vtrace
 
@@ -203,7 +203,7 @@ def append(rows: list[Row], path: pathlib.Path) -> None:
 def main() -> None:
     """Parse the command line, measure, write, print the summary last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=("quick", "issue"), default="issue")
+    parser.add_argument("--preset", choices=("quick", "full"), default="full")
     parser.add_argument("--operations", nargs="+", choices=sorted(BY_NAME), default=list(BY_NAME))
     parser.add_argument("--hot-only", action="store_true", help="leave out the cold figures")
     parser.add_argument("--tune", action="store_true", help="search for tiles instead")

@@ -1,7 +1,7 @@
 """Evaluate a checkpoint: ``python scripts/evaluate.py checkpoint=runs/.../ episodes=100``.
 
 Plays whole episodes twice, with the most likely actions and with sampled ones, prints the returns' mean, standard
-deviation and range, and saves every return as ``evaluation-<update>.json`` beside the checkpoint's run.
+deviation and range, and saves every return as ``evaluation-<update>-<engine>.json`` beside the checkpoint's run.
 ``engine=mujoco_warp`` plays on another engine than the one trained on; ``video=true`` also films one episode in a
 process of its own.
 """

@@ -70,7 +70,7 @@ def draw(path: Path, curves: list[list[dict[str, Any]]], title: str) -> None:
             )
         axis.set_xlabel(label)
         axis.grid(alpha=0.25)
-    axes[0].set_ylabel("mean return of the last 100 episodes")
+    axes[0].set_ylabel("mean return of the last episodes")
     axes[0].legend(frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path)
