@@ -132,4 +132,4 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text[:200]}"
+    return f"{type(error).__name__}: {text.partition('. ')[0][:200]}"  # torch adds advice, sentence by sentence
