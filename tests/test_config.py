@@ -24,7 +24,9 @@ PRESETS = [
 
 @pytest.mark.parametrize(("group", "name"), PRESETS, ids=[f"{group}={name}" for group, name in PRESETS])
 def test_every_preset_composes_into_a_valid_configuration(group: str, name: str):
-    validate(compose_config([f"{group}={name}"]))
+    config = compose_config([f"{group}={name}"])
+    validate(config)
+    assert from_yaml(to_yaml(config)) == config, "what a run folder stores is the same configuration"
 
 
 def test_the_promised_env_presets_are_there():

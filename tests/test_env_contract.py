@@ -214,8 +214,9 @@ def test_state_is_restored_exactly_or_not_offered(make: Make) -> None:
         assert all(torch.equal(field, same) for field, same in zip(result, twin, strict=True))
 
 
-def test_closing_twice_is_fine(make: Make) -> None:
-    env = make()
+def test_closing_twice_is_fine_and_leaves_other_envs_alone(make: Make) -> None:
+    env, other = make(), make()
     env.reset()
     env.close()
     env.close()
+    assert torch.isfinite(other.reset().float()).all()
