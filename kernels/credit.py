@@ -5,7 +5,8 @@ The other operations are in `kernels.q_targets`, `kernels.returns` and `kernels.
 
 - Tensors are time first, ``[T, N]``, with any strides; an env-major buffer is passed as its transposed view and read in
   place. Floating inputs are float32, bfloat16, float16 or float64; sums are float32, or float64 where any input is.
-  Results have the dtype that the inputs promote to, or ``out_dtype``. Flags are bool or uint8 (any nonzero is true).
+  Results have the dtype that the inputs promote to, or ``out_dtype``; carries and moments have that of the sums. Flags
+  are bool or uint8 (any nonzero is true).
 - ``terminated``: the episode ended in this row, nothing follows. ``truncated``: it was cut in this row (a time limit);
   its successor's value still counts. Where both are set, termination wins. ``done`` below is either of them.
 - ``valid`` is false in *filler* rows (the step on which an autoreset happened). They return 0, count nowhere, and only

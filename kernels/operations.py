@@ -20,12 +20,13 @@ GAMMAS = (torch.float32, torch.float64)  # half precision cannot hold a gamma ne
 
 
 class Argument(NamedTuple):
-    """One tensor argument: its axes (``T``, ``N``, ``A``) and the dtypes that it may have."""
+    """One tensor argument: its axes (``T``, ``N``, ``A``), the dtypes it may have, whether results follow its own."""
 
     name: str
     axes: str = "TN"
     dtypes: tuple[torch.dtype, ...] = FLOATS
     optional: bool = False
+    promotes: bool = True
 
 
 class Operation(NamedTuple):
@@ -47,7 +48,12 @@ def _argument(name: str, axes: str = "TN", dtypes: tuple[torch.dtype, ...] = FLO
 
 
 _ENDS = (Argument("terminated", "TN", FLAGS), _argument("truncated", "TN", FLAGS), _argument("valid", "TN", FLAGS))
-_CARRY = (_argument("carry", "N"), _argument("previous_done", "N", FLAGS))
+_CARRY = (
+    Argument(
+        "carry", "N", optional=True, promotes=False
+    ),  # a float32 state does not turn half-precision windows float32
+    _argument("previous_done", "N", FLAGS),
+)
 _UNIT, _POSITIVE = 1.0, math.inf
 _TARGETS = (("value_targets", "TN"),)
 _SCAN = (("values", "TN"), ("carry", "N"))
@@ -186,14 +192,19 @@ def _axes(axes: str) -> str:
 
 
 def float_dtypes(operation: Operation, tensors: Sequence[Tensor | None]) -> list[torch.dtype]:
-    """The dtypes of the floating inputs."""
+    """The dtypes of the floating inputs that results follow."""
+    return [tensor.dtype for argument, tensor in _floats(operation, tensors) if argument.promotes]
+
+
+def _floats(operation: Operation, tensors: Sequence[Tensor | None]) -> list[tuple[Argument, Tensor]]:
     pairs = zip(operation.arguments, tensors, strict=True)
-    return [tensor.dtype for argument, tensor in pairs if tensor is not None and argument.dtypes is FLOATS]
+    return [(argument, tensor) for argument, tensor in pairs if tensor is not None and argument.dtypes is FLOATS]
 
 
 def accumulate_dtype(operation: Operation, tensors: Sequence[Tensor | None]) -> torch.dtype:
-    """float64 where any input is, else float32: the dtype of sums, carries on chip and moments."""
-    return torch.float64 if torch.float64 in float_dtypes(operation, tensors) else torch.float32
+    """float64 where any input is, else float32: the dtype of sums, carries and moments."""
+    has_double = any(tensor.dtype == torch.float64 for _, tensor in _floats(operation, tensors))
+    return torch.float64 if has_double else torch.float32
 
 
 def result_dtype(operation: Operation, tensors: Sequence[Tensor | None], out_dtype: torch.dtype | None) -> torch.dtype:
@@ -220,13 +231,16 @@ class Output(NamedTuple):
 def output_specs(
     operation: Operation, tensors: Sequence[Tensor | None], out_dtype: torch.dtype | None, moments: bool
 ) -> list[Output]:
-    """What the operation returns for these (checked) tensors; the moments come last, in the accumulation dtype."""
+    """What the operation returns for these (checked) tensors, the moments last.
+
+    Carries and moments have the accumulation dtype: rounded to half precision, windows would not chain exactly.
+    """
     rows = cast(Tensor, tensors[0])
     shapes = {"TN": tuple(rows.shape), "N": tuple(rows.shape[1:])}
-    dtype = result_dtype(operation, tensors, out_dtype)
-    outputs = [Output(name, shapes[axes], dtype) for name, axes in operation.outputs]
+    dtypes = {"TN": result_dtype(operation, tensors, out_dtype), "N": accumulate_dtype(operation, tensors)}
+    outputs = [Output(name, shapes[axes], dtypes[axes]) for name, axes in operation.outputs]
     if moments:
-        outputs.append(Output("moments", (3,), accumulate_dtype(operation, tensors)))
+        outputs.append(Output("moments", (3,), dtypes["N"]))
     return outputs
 
 

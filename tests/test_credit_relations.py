@@ -42,6 +42,20 @@ def test_windows_of_a_forward_scan_chain_through_the_carry(operation: str, backe
             assert_close((torch.cat([first[0], second[0]]), second[1]), (values, carry))
 
 
+@every_backend
+@pytest.mark.parametrize("operation", FORWARD)
+def test_half_precision_windows_chain_through_a_carry_of_full_precision(
+    operation: str, backend: dict[str, str]
+) -> None:
+    whole = random_window(operation, 31, 7, 0, dtype=torch.bfloat16)
+    exact = {**whole, "inputs": whole["inputs"].float()}
+    first = run(operation, rows_of(whole, slice(16)), **backend)
+    second = run(operation, {**rows_of(whole, slice(16, None)), "carry": first[1]}, **backend)
+    assert (first[0].dtype, second[0].dtype) == (torch.bfloat16, torch.bfloat16)
+    assert (first[1].dtype, second[1].dtype) == (torch.float32, torch.float32)
+    assert_close(second[1:], run(operation, exact, **backend)[1:])
+
+
 def handed_back(operation: str, window: Inputs, results: tuple[Tensor, ...]) -> Tensor:
     """What the window before is bootstrapped with, so that its rows come out as if the windows were one."""
     if operation == "gae":
