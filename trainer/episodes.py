@@ -52,7 +52,7 @@ class EpisodeTracker:
         return Ended(done, sums[0].values, sums[1].values)
 
     def record(self, ended: Ended) -> None:
-        """Read the ended episodes of a window, oldest first; synchronizes once."""
+        """Read the ended episodes of a window, oldest first; waits for the device."""
         returns, lengths = torch.stack([ended.returns[ended.mask], ended.lengths[ended.mask]]).tolist()
         self.returns.extend(returns)
         self.lengths.extend(lengths)
