@@ -167,7 +167,7 @@ class PPOCase:
         self.rollout = make_collector(env, self.policy, len(script.rewards)).collect()
         self.value_normalizer = ValueNormalizer() if value_normalizer else None
         config = PPOConfig(**{"learning_rate": 1e-2, "lr_schedule": "constant", **options})
-        self.ppo = PPO(self.policy, self.value_normalizer, config, PhaseClock(CPU))
+        self.ppo = PPO(self.policy, self.value_normalizer, lambda *_: self.estimate, config, PhaseClock(CPU))
         self.estimate = estimate(self.rollout, self.rollout.rewards, CreditConfig(), "torch")
         self.batches: list[Tensor] = []
         self.snapshots: list[dict[str, Tensor]] = []
@@ -186,7 +186,7 @@ class PPOCase:
 
     def update(self, seed: int = 0, progress: float = 0.0) -> dict[str, float]:
         torch.manual_seed(seed)
-        return {name: float(x) for name, x in self.ppo.update(self.rollout, self.estimate, progress).items()}
+        return {name: float(x) for name, x in self.ppo.update(self.rollout, self.rollout.rewards, progress).items()}
 
     def number_rows(self) -> None:
         """Give every row an observation of its own: its number, from 1; filler becomes 0."""

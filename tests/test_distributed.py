@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,10 @@ def update(
 ) -> Result:
     """One update; all metrics, and the parameters and number of steps afterwards."""
     config = PPOConfig(**{"learning_rate": 1e-2, "lr_schedule": "constant", **options})
-    ppo = PPO(policy, normalizer, config, PhaseClock(CPU))
+    estimator = partial(estimate, config=CreditConfig(), backend="torch")
+    ppo = PPO(policy, normalizer, estimator, config, PhaseClock(CPU))
     torch.manual_seed(seed)
-    metrics = ppo.update(rollout, estimate(rollout, rollout.rewards, CreditConfig(), "torch"), 0.0)
+    metrics = ppo.update(rollout, rollout.rewards, 0.0)
     state = ppo.optimizer.state_dict()["state"]
     return {
         "metrics": {name: float(value) for name, value in metrics.items()},

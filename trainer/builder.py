@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 import envs
 from envs.base import VecEnv
 from trainer import distributed
+from trainer.algorithm import Method, Parts
+from trainer.collector import Collector
 from trainer.config import Config, ConfigError, EnvConfig
+from trainer.estimator import estimate
+from trainer.ppo import PPO
 
 
 def resolve_device(name: str) -> torch.device:
@@ -69,3 +75,27 @@ def graph_obstacle(config: Config) -> str | None:
     if config.steps_per_rollout % config.ppo.num_minibatches:
         return f"ppo.num_minibatches={config.ppo.num_minibatches} does not divide the {config.steps_per_rollout} rows"
     return None
+
+
+def make_method(config: Config, parts: Parts) -> Method:
+    """The algorithm that ``algo`` names, and the source of its rollouts."""
+    return _METHODS[config.algo](config, parts)
+
+
+def _ppo(config: Config, parts: Parts) -> Method:
+    cuda_graphs, obstacle = wants_graphs(config, parts.device), graph_obstacle(config)
+    if cuda_graphs and obstacle:
+        parts.console.notice(f"cuda_graphs=true: {obstacle}; minibatch steps run eagerly")
+    collector = Collector(
+        parts.env, parts.policy, parts.observation_normalizer, parts.value_normalizer, parts.action_map,
+        config.rollout_length, parts.clock, config.compile,
+    )  # fmt: skip
+    estimator = partial(estimate, config=config.credit, backend=parts.backend)
+    ppo = PPO(
+        parts.policy, parts.value_normalizer, estimator, config.ppo, parts.clock, config.compile,
+        cuda_graphs and not obstacle,
+    )  # fmt: skip
+    return Method(collector, ppo)
+
+
+_METHODS = {"ppo": _ppo}

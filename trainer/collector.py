@@ -60,6 +60,9 @@ class Collector:
         """Go on from an env whose state was restored, with the observations that it returned."""
         self._observations = observations
 
+    def close(self) -> None:
+        """Nothing to end: the env belongs to the trainer."""
+
     @torch.no_grad()
     def collect(self) -> Rollout:
         """Fill the rollout: ``T`` steps of every env. The same memory is used every time.

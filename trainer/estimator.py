@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,10 @@ class Estimate(NamedTuple):
     advantages: Tensor  #: ``[T, N]`` float32, 0 in filler rows
     value_targets: Tensor  #: ``[T, N]`` float32, 0 in filler rows
     advantage_moments: Tensor  #: ``[3]``: count, mean and M2 of the valid advantages on this rank
+
+
+#: Credit of a rollout and its rewards ``[T, N]``, with a configuration's settings.
+Estimator = Callable[[Rollout, Tensor], Estimate]
 
 
 def resolve_backend(config: CreditConfig, device: torch.device) -> Backend:

@@ -10,15 +10,14 @@ from envs.actions import ActionMap
 from envs.base import VecEnv
 from kernels.operations import Backend
 from trainer import checkpoint, distributed, estimator
-from trainer.builder import autocast_dtype, graph_obstacle, make_env, resolve_device, wants_graphs
+from trainer.algorithm import Parts
+from trainer.builder import autocast_dtype, make_env, make_method, resolve_device
 from trainer.checkpoint import CheckpointError
-from trainer.collector import Collector
 from trainer.config import Config
 from trainer.console import Console
 from trainer.episodes import Ended, EpisodeTracker
 from trainer.normalize import ObservationNormalizer, RewardNormalizer, ValueNormalizer
 from trainer.policy import ActorCritic
-from trainer.ppo import PPO
 from trainer.rollout import Rollout, first_non_finite_row
 from trainer.schema import to_yaml
 from trainer.timing import PhaseClock
@@ -57,16 +56,13 @@ class Trainer:
         action_map = ActionMap(action_space, config.env.action_map)
         if action_map.notice:
             console.notice(action_map.notice)
-        self.collector = Collector(
-            self.env, self.policy, self.observation_normalizer, self.value_normalizer, action_map,
-            config.rollout_length, self.clock, config.compile,
+        self.source, self.algorithm = make_method(
+            config,
+            Parts(
+                self.env, self.policy, action_map, self.observation_normalizer, self.value_normalizer, self.clock,
+                self.backend, self.device, console,
+            ),
         )  # fmt: skip
-        cuda_graphs, obstacle = wants_graphs(config, self.device), graph_obstacle(config)
-        if cuda_graphs and obstacle:
-            console.notice(f"cuda_graphs=true: {obstacle}; minibatch steps run eagerly")
-        self.algorithm = PPO(
-            self.policy, self.value_normalizer, config.ppo, self.clock, config.compile, cuda_graphs and not obstacle
-        )
         self.episodes = EpisodeTracker(n, config.logging.episode_window, self.backend, self.device)
         self.update = 0
         self.env_steps = 0
@@ -90,12 +86,10 @@ class Trainer:
         interval = self.config.env.reseed_interval
         if interval and self.update and self.update % interval == 0:
             self.start_envs_anew()
-        rollout = self.collector.collect()
+        rollout = self.source.collect()
         rewards = self._rewards(rollout)
-        with self.clock.phase("credit"):
-            estimate = estimator.estimate(rollout, rewards, self.config.credit, self.backend)
         self.is_whole = False
-        statistics = self.algorithm.update(rollout, estimate, self.progress)
+        statistics = self.algorithm.update(rollout, rewards, self.progress)
         with self.clock.phase("log"):
             ended = self.episodes.follow(rollout)
             statistics["valid_steps"] = distributed.sum_(rollout.valid.sum(dtype=torch.float64))
@@ -142,7 +136,7 @@ class Trainer:
             self.skipped_in_a_row = 0
             return
         self.skipped_in_a_row += 1
-        total = self.config.ppo.update_epochs * self.config.ppo.num_minibatches
+        total = self.algorithm.minibatches_per_update
         where = first_non_finite_row(rollout) or "the rollout is finite, the loss or gradient in phase update is not"
         self.console.notice(f"update {self.update}: {withheld} of {total} minibatches withheld, not finite: {where}")
 
@@ -150,22 +144,26 @@ class Trainer:
         """End a run that no longer learns.
 
         Raises:
-            TrainingError: ``ppo.max_skipped_updates`` updates in a row had minibatches withheld.
+            TrainingError: ``max_skipped_updates`` updates in a row had minibatches withheld.
         """
-        limit = self.config.ppo.max_skipped_updates
+        limit = self.algorithm.max_skipped_updates
         if self.skipped_in_a_row >= limit:
-            raise TrainingError(
-                f"ppo.max_skipped_updates={limit}: so many updates in a row were not finite, the last is {self.update}"
-            )
+            key = f"{self.config.algo}.max_skipped_updates={limit}"
+            raise TrainingError(f"{key}: so many updates in a row were not finite, the last is {self.update}")
 
     def start_envs_anew(self) -> None:
         """Re-seed the envs by the number of updates done, and begin new episodes: the rule that resuming follows,
         too."""
         self.env.reseed(self.update)
-        self.collector.restart()
+        self.source.restart()
         self.episodes.restart()
         if self.reward_normalizer is not None:
             self.reward_normalizer.restart()
+
+    def close(self) -> None:
+        """End the source of rollouts and the env; calling it twice is fine."""
+        self.source.close()
+        self.env.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on."""
@@ -216,7 +214,7 @@ class Trainer:
         for name, value in state["counters"].items():
             setattr(self, name, value)
         if state["env"] is not None and distributed.world_size() == 1:
-            self.collector.resume_from(self.env.load_state_dict(state["env"]))
+            self.source.resume_from(self.env.load_state_dict(state["env"]))
         else:
             self.start_envs_anew()
         if distributed.rank() == 0:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from envs.base import NullClock
 from trainer import distributed, losses, schedules
 from trainer.config import PPOConfig
-from trainer.estimator import Estimate
+from trainer.estimator import Estimate, Estimator
 from trainer.graphs import GraphedStep
 from trainer.normalize import ValueNormalizer
 from trainer.policy import ActorCritic
@@ -60,13 +60,16 @@ class PPO:
         self,
         policy: ActorCritic,
         value_normalizer: ValueNormalizer | None,
+        estimator: Estimator,
         config: PPOConfig,
         clock: PhaseClock,
         compile_loss: bool = False,
         cuda_graphs: bool = False,
     ):
         self.policy, self.value_normalizer, self.config = policy, value_normalizer, config
-        self.clock = clock
+        self.clock, self._estimator = clock, estimator
+        self.max_skipped_updates = config.max_skipped_updates
+        self.minibatches_per_update = config.update_epochs * config.num_minibatches
         device = next(policy.parameters()).device
         #: a tensor, so that schedules and KL adaptation never stop the device
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
@@ -86,12 +89,12 @@ class PPO:
         self._indices = torch.empty(0, dtype=torch.int64, device=device)
         self._graph = GraphedStep(self._step_on_indices) if cuda_graphs else None
 
-    def update(self, rollout: Rollout, estimate: Estimate, progress: float) -> dict[str, Tensor]:
-        """Improve the policy on one rollout, in place.
+    def update(self, rollout: Rollout, rewards: Tensor, progress: float) -> dict[str, Tensor]:
+        """Assign credit and improve the policy on one rollout, in place.
 
         Args:
             rollout: ``[T, N]``; its observations are normalized already. What its filler rows hold is zeroed.
-            estimate: advantages and value targets ``[T, N]``.
+            rewards: ``[T, N]``, the rollout's own or normalized ones.
             progress: env steps done over ``total_steps``, for the linear schedule.
 
         Returns:
@@ -101,6 +104,8 @@ class PPO:
         """
         if self.config.lr_schedule == "linear":
             self.learning_rate.fill_(schedules.linear(self.config.learning_rate, progress))
+        with self.clock.phase("credit"):
+            estimate = self._estimator(rollout, rewards)
         with self.clock.phase("update"):
             return self._update(rollout, estimate)
 

@@ -48,7 +48,7 @@ def train(config: Config, base: Path, continued: RunFolder | None = None) -> int
             return stop.exit_status or status  # a finished run may have got its signal while it was summed up
     finally:
         if trainer is not None:
-            trainer.env.close()
+            trainer.close()
         console.close()
 
 
