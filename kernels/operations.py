@@ -130,13 +130,19 @@ def check_coefficients(operation: Operation, gamma: float | Tensor | None, coeff
         ValueError: NaN, negative, or above the bound (1 for gamma and the lambdas, none for the ratio bounds).
     """
     if operation.has_gamma and not (type(gamma) is float and 0.0 <= gamma <= _UNIT) and not isinstance(gamma, Tensor):
-        _check_number("gamma", gamma, _UNIT)
+        check_number("gamma", gamma, _UNIT)
     for value, (name, bound) in zip(coefficients, operation.coefficients, strict=True):
         if not (type(value) is float and 0.0 <= value <= bound):
-            _check_number(name, value, bound)
+            check_number(name, value, bound)
 
 
-def _check_number(name: str, value: object, bound: float) -> None:
+def check_number(name: str, value: object, bound: float) -> None:
+    """Refuse what is not a number in [0, bound].
+
+    Raises:
+        TypeError: not a number.
+        ValueError: NaN, or outside of the range.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected a number, got {describe(value)}")
     if not 0.0 <= value <= bound:
@@ -160,7 +166,7 @@ def check_tensors(operation: Operation, tensors: Sequence[Tensor | None], gamma:
             continue
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{argument.name}: expected a tensor {_axes(argument.axes)}, got {describe(tensor)}")
-        _check_tensor(argument, tensor, sizes)
+        check_tensor(argument, tensor, sizes)
         if isinstance(first, Tensor) and tensor.device != first.device:
             name = operation.arguments[0].name
             raise ValueError(f"{argument.name}: expected device {first.device} as {name}, got {describe(tensor)}")
@@ -173,7 +179,13 @@ def check_tensors(operation: Operation, tensors: Sequence[Tensor | None], gamma:
         )
 
 
-def _check_tensor(argument: Argument, tensor: Tensor, sizes: dict[str, int]) -> None:
+def check_tensor(argument: Argument, tensor: Tensor, sizes: dict[str, int]) -> None:
+    """Refuse a tensor of another dtype or shape; ``sizes`` holds what the axes seen so far are, and learns new ones.
+
+    Raises:
+        TypeError: a dtype that the argument cannot have.
+        ValueError: another number of axes, or an axis of another size than before.
+    """
     if tensor.dtype not in argument.dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in argument.dtypes)
         raise TypeError(f"{argument.name}: expected dtype {names}, got {describe(tensor)}")
