@@ -53,6 +53,8 @@ class CreditConfig:
     gamma: float = 0.99
     gae_lambda: float = 0.95
     td_lambda: float = 0.95
+    probe: bool = False  #: time the other backend on the same tensors and log what it would be worth; results not used
+    probe_interval: int = 10  #: updates between two probes
     vtrace_lambda: float = 1.0
     rho_bar: float = 1.0
     c_bar: float = 1.0

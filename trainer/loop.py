@@ -18,6 +18,7 @@ from trainer.console import Console
 from trainer.episodes import Ended, EpisodeTracker
 from trainer.normalize import ObservationNormalizer, RewardNormalizer, ValueNormalizer
 from trainer.policy import ActorCritic
+from trainer.probe import CreditProbe, phase_shares
 from trainer.rollout import Rollout, first_non_finite_row
 from trainer.schema import to_yaml
 from trainer.timing import PhaseClock
@@ -30,13 +31,14 @@ class TrainingError(RuntimeError):
 class Trainer:
     """One run: its parts, its counters, and the loop over updates."""
 
-    def __init__(self, config: Config, console: Console):
+    def __init__(self, config: Config, console: Console, env: VecEnv | None = None):
+        """Build the parts; an ``env`` that is given must be the one that the configuration names."""
         self.config, self.console = config, console
         self.device = resolve_device(config.device)
         self.backend: Backend = estimator.resolve_backend(config.credit, self.device)
         torch.set_float32_matmul_precision(config.matmul_precision)
         torch.manual_seed(config.seed)  # the same parameters on every rank
-        self.env: VecEnv = make_env(config.env, config.num_envs, self.device, config.seed)
+        self.env: VecEnv = env or make_env(config.env, config.num_envs, self.device, config.seed)
         space, action_space = self.env.single_observation_space, self.env.single_action_space
         self.policy = ActorCritic(space, action_space, config.policy, autocast_dtype(config)).to(self.device)
         distributed.broadcast_parameters_(self.policy.parameters())
@@ -63,11 +65,13 @@ class Trainer:
                 self.backend, self.device, console,
             ),
         )  # fmt: skip
+        self.probe = CreditProbe(config.credit, self.backend, self.device) if config.credit.probe else None
         self.episodes = EpisodeTracker(n, config.logging.episode_window, self.backend, self.device)
         self.update = 0
         self.env_steps = 0
         self.seconds = 0.0
         self.skipped_in_a_row = 0
+        self.newest: tuple[Rollout, torch.Tensor] | None = None  #: the last rollout and its rewards, until the next
         self.is_whole = True  #: False half way through an update: such a state must not be saved
         self.clock.start()
 
@@ -88,6 +92,10 @@ class Trainer:
             self.start_envs_anew()
         rollout = self.source.collect()
         rewards = self._rewards(rollout)
+        if self.probe is not None:
+            with self.clock.phase("probe"):
+                self.probe(rollout, rewards, self.update)
+        self.newest = rollout, rewards
         self.is_whole = False
         statistics = self.algorithm.update(rollout, rewards, self.progress)
         with self.clock.phase("log"):
@@ -111,6 +119,7 @@ class Trainer:
         numbers = dict(zip(statistics, values, strict=True))
         times = self.clock.read()
         self.episodes.record(ended)
+        shares = phase_shares(times)
         steps = int(numbers.pop("valid_steps"))
         self.update += 1
         self.env_steps += steps
@@ -127,6 +136,8 @@ class Trainer:
             **numbers,
             **{f"env/{name}": number for name, number in self.env.counters().items()},
             **{f"time/{name}_ms": value for name, value in times.items()},
+            **{f"share/{name}": share for name, share in shares.items()},
+            **(self.probe.metrics(shares["credit"]) if self.probe is not None else {}),
             "credit_backend": self.backend,
         }
 

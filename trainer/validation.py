@@ -50,6 +50,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "credit.td_lambda": (0, 1, True),
     "credit.vtrace_lambda": (0, 1, True),
     "credit.rho_bar": (0, math.inf, False),
+    "credit.probe_interval": (1, math.inf, True),
     "credit.c_bar": (0, math.inf, False),
     "credit.pg_rho_bar": (0, math.inf, False),
     "normalize.observation_clip": (0, math.inf, False),

@@ -1,0 +1,147 @@
+"""What another credit backend would be worth here: timed on the run's own tensors while it trains (``credit.probe``).
+
+Credit that takes a share p of an update and gets s times faster makes the update ``1 / ((1 - p) + p / s)`` times faster
+(Amdahl 1967). p is what the clock measures; s is measured here, by calling both backends on the same live tensors.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.operations import Backend
+from trainer.config import CreditConfig
+from trainer.estimator import Estimate, Estimator, estimate
+from trainer.rollout import Rollout
+from trainer.timing import PhaseClock
+
+#: Timed calls of each backend, in turns; their median counts.
+_REPEATS = 3
+#: Of the largest magnitude: a float32 sum over the 100 steps of gamma 0.99, some roundings of 6e-8 each.
+TOLERANCE = 1e-4
+
+
+def amdahl(share: float, speedup: float) -> float:
+    """How many times faster the whole gets where ``share`` of it gets ``speedup`` times faster: ``1/((1-p)+p/s)``."""
+    return 1.0 / ((1.0 - share) + share / speedup)
+
+
+def phase_shares(times: dict[str, float]) -> dict[str, float]:
+    """Each phase's share p of the update's time, from the clock's milliseconds; the probe's own time counts nowhere."""
+    total = times["total"] - times.get("probe", 0.0)
+    return {name: value / total for name, value in times.items() if name not in ("probe", "total")} if total else {}
+
+
+class CreditTimes(NamedTuple):
+    """Two backends on the same tensors."""
+
+    used_ms: float
+    other_ms: float
+    difference: float  #: largest difference of their results by the largest magnitude; inf where one is not finite
+
+    @property
+    def speedup(self) -> float:
+        """s: how many times faster the other backend is; below 1 where it is slower."""
+        return self.used_ms / self.other_ms
+
+
+def estimator_of(config: CreditConfig, backend: Backend) -> Estimator:
+    """The credit call of a run with these settings."""
+    return partial(estimate, config=config, backend=backend)
+
+
+def other_credit(config: CreditConfig, backend: Backend, device: torch.device) -> tuple[CreditConfig, Backend]:
+    """What a run's credit is compared with: Triton with torch and torch with Triton; on a CPU, loop with scan."""
+    if device.type == "cuda":
+        return config, "torch" if backend == "triton" else "triton"
+    return replace(config, torch_mode="scan" if config.torch_mode == "loop" else "loop"), "torch"
+
+
+def compare_credit(used: Estimator, other: Estimator, rollout: Rollout, rewards: Tensor) -> CreditTimes:
+    """Time two estimators on the same tensors as the loop's clock does, each call on an idle device.
+
+    Both are called once before, so that compilation and cold caches are left out. Waits for the device.
+
+    Args:
+        used, other: what is compared.
+        rollout: ``[T, N]``, read only.
+        rewards: ``[T, N]``.
+    """
+    difference = _difference(used(rollout, rewards), other(rollout, rewards))
+    clock = PhaseClock(rewards.device)
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_REPEATS):
+        for found, estimator in zip(times, (used, other), strict=True):
+            synchronize(rewards.device)
+            clock.start()
+            with clock.phase("credit"):
+                estimator(rollout, rewards)
+            clock.lap()
+            found.append(clock.read()["credit"])
+    used_ms, other_ms = map(statistics.median, times)
+    return CreditTimes(used_ms, other_ms, difference)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has nothing left to do; a CPU never has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _difference(used: Estimate, other: Estimate) -> float:
+    """The largest one over advantages and value targets, each by its largest finite magnitude or 1."""
+    return max(
+        _relative_difference(a, b)
+        for a, b in ((used.advantages, other.advantages), (used.value_targets, other.value_targets))
+    )
+
+
+def _relative_difference(a: Tensor, b: Tensor) -> float:
+    same = (a == b) | (a.isnan() & b.isnan())
+    scale = torch.where(b.isfinite(), b.abs(), 0.0).max().clamp(min=1.0)
+    difference = torch.where(same, 0.0, (a - b).abs() / scale).nan_to_num(nan=torch.inf)
+    return float(difference.max())
+
+
+class CreditProbe:
+    """Compares a run's credit with the other backend, every ``interval`` updates.
+
+    Results are compared and thrown away: training is the same with and without it, but for the time that it takes,
+    which the clock shows as the phase ``probe``.
+    """
+
+    def __init__(self, config: CreditConfig, backend: Backend, device: torch.device):
+        other_config, other_backend = other_credit(config, backend, device)
+        self._used, self._other = estimator_of(config, backend), estimator_of(other_config, other_backend)
+        self.other = other_backend if other_backend == "triton" else f"torch {other_config.torch_mode}"
+        self._interval = config.probe_interval
+        self._times: CreditTimes | None = None
+
+    def __call__(self, rollout: Rollout, rewards: Tensor, update: int) -> None:
+        """Compare, if it is this update's turn; ``update`` counts those done before."""
+        is_due = update % self._interval == 0
+        self._times = compare_credit(self._used, self._other, rollout, rewards) if is_due else None
+
+    def metrics(self, share: float) -> dict[str, Any]:
+        """What to log of this update, nothing if it had no turn.
+
+        Args:
+            share: p, of credit in this update without the probe's own time.
+        """
+        if self._times is None:
+            return {}
+        times = self._times
+        return {
+            "probe/other_backend": self.other,
+            "probe/used_ms": times.used_ms,
+            "probe/other_ms": times.other_ms,
+            "probe/speedup": times.speedup,
+            "probe/predicted_speedup": amdahl(share, times.speedup),
+            "probe/difference": times.difference,
+            "probe/agrees": float(times.difference <= TOLERANCE),
+        }
