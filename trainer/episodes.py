@@ -34,21 +34,21 @@ class EpisodeTracker:
 
     def follow(self, rollout: Rollout) -> Ended:
         """Go on through a window; reads nothing on the host."""
-        ends = (rollout.terminated, rollout.truncated)
+        ends, columns = (rollout.terminated, rollout.truncated), rollout.columns
         sums = [
             episodic_prefix_sum(
                 inputs,
                 *ends,
                 valid=rollout.valid,
-                carry=carry,
-                previous_done=self._previous_done,
+                carry=carry[columns],
+                previous_done=self._previous_done[columns],
                 backend=self._backend,
             )
             for inputs, carry in zip((rollout.rewards, torch.ones_like(rollout.rewards)), self._carry, strict=True)
         ]
-        self._carry = torch.stack([scan.carry for scan in sums])
+        self._carry[:, columns] = torch.stack([scan.carry for scan in sums])
         done = (rollout.terminated | rollout.truncated) & rollout.valid
-        self._previous_done = done[-1].clone()
+        self._previous_done[columns] = done[-1]
         return Ended(done, sums[0].values, sums[1].values)
 
     def record(self, ended: Ended) -> None:

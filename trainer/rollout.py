@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class Rollout:
     terminated: Tensor  #: ``[T, N]`` bool
     truncated: Tensor  #: ``[T, N]`` bool
     valid: Tensor  #: ``[T, N]`` bool, False in filler rows
+    columns: slice = slice(None)  #: which of the run's envs these are
 
     @classmethod
     def allocate(
@@ -62,6 +63,11 @@ class Rollout:
         """``[N]``, V of the observation after the last row."""
         return self.values[-1]
 
+    def narrow(self, columns: slice) -> Rollout:
+        """A view of some columns."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "columns"}
+        return replace(self, **{name: tensor[:, columns] for name, tensor in tensors.items()}, columns=columns)
+
     def clear_filler_(self) -> None:
         """Zero what a network or a distribution reads of filler rows: a selected-away loss still has a gradient, and
         0 times a NaN input is NaN. Their values stay: each is V(final observation) of the row before."""
@@ -86,5 +92,5 @@ def first_non_finite_row(rollout: Rollout) -> str | None:
             row, env = rows[0].tolist()
             entries = tensor[row, env].flatten()
             value = entries[~torch.isfinite(entries)][0].item()
-            return f"{name} of env {env} is {value} at row {row} of the rollout"
+            return f"{name} of env {env + (rollout.columns.start or 0)} is {value} at row {row} of the rollout"
     return None
