@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class Rollout:
     terminated: Tensor  #: ``[T, N]`` bool
     truncated: Tensor  #: ``[T, N]`` bool
     valid: Tensor  #: ``[T, N]`` bool, False in filler rows
-    columns: slice = slice(None)  #: which of the run's envs these are
+    columns: slice = field(default_factory=lambda: slice(None))  #: which of the run's envs these are
 
     @classmethod
     def allocate(
@@ -65,7 +65,7 @@ class Rollout:
 
     def narrow(self, columns: slice) -> Rollout:
         """A view of some columns."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "columns"}
+        tensors = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "columns"}
         return replace(self, **{name: tensor[:, columns] for name, tensor in tensors.items()}, columns=columns)
 
     def clear_filler_(self) -> None:
