@@ -113,10 +113,14 @@ class ScriptedEnv(VecEnv):
 class ModePolicy(ActorCritic):
     """Acts without randomness, so that the order of its calls does not matter."""
 
-    def act(self, observations: Tensor) -> Action:
-        distribution = self.distribution(observations)
-        actions = distribution.mode()
-        return Action(actions.view(-1, *self.action_shape), distribution.log_prob(actions), self.value(observations))
+    def act(
+        self,
+        observations: Tensor,
+        state: Tensor | None = None,
+        valid: Tensor | None = None,
+        deterministic: bool = True,
+    ) -> Action:
+        return super().act(observations, state, valid, deterministic)
 
 
 def make_policy(env: VecEnv, seed: int = 0, kind: type[Policy] = ActorCritic) -> Policy:
@@ -150,10 +154,10 @@ class WatchedPolicy(ActorCritic):
         super().__init__(*spaces_and_config)
         self.watchers: list[Callable[[Tensor], None]] = []
 
-    def evaluate(self, observations: Tensor, actions: Tensor) -> Evaluation:
+    def evaluate(self, observations: Tensor, *rest: Tensor | None) -> Evaluation:
         for watch in self.watchers:
             watch(observations)
-        return super().evaluate(observations, actions)
+        return super().evaluate(observations, *rest)
 
 
 class PPOCase:

@@ -22,7 +22,7 @@ class EnvConfig:
     id: str = "Ant"  #: an id the engine knows; without a version the newest one is taken
     engine: str = "envpool"  #: envpool | mujoco_warp | torch | one's own (`envs.ENGINES`)
     module: str | None = None  #: a Python module to import first: it registers engines or tasks of one's own
-    pools: int = 2  #: EnvPool: sync pools that step in turns, so that the policy works while others step
+    pools: int = 2  #: groups of envs: PPO's EnvPool pools step in turns; IMPALA has one actor each, on any engine
     num_threads: int = 0  #: EnvPool: threads per pool; 0 shares the cores among pools and local ranks
     timeout: float = 300.0  #: seconds after which a step that does not return is an error
     action_map: str = "clip"  #: how raw actions enter the bounds: clip | rescale | squash | none
@@ -34,28 +34,32 @@ class EnvConfig:
 
 @dataclass
 class PolicyConfig:
-    """Separate actor and critic multi-layer perceptrons."""
+    """Torso, recurrent core, and actor and critic heads; over vectors the heads are MLPs that share nothing."""
 
-    hidden_sizes: list[int] = field(default_factory=lambda: [256, 128, 64])
-    activation: str = "elu"  #: elu | relu | tanh
+    hidden_sizes: list[int] = field(default_factory=lambda: [256, 128, 64])  #: of each head
+    activation: str = "elu"  #: of the heads: elu | relu | tanh
     init_log_std: float = 0.0  #: continuous actions: the state-independent log standard deviation at the start
     min_log_std: float = -5.0
     max_log_std: float = 2.0
+    torso: str = "mlp"  #: mlp (vectors go straight to core and heads) | nature_cnn | impala_resnet (uint8 frames)
+    core: str = "none"  #: none | lstm | gru: memory between torso and heads, forgotten where an episode ended
+    core_size: int = 256  #: width of the core
 
 
 @dataclass
 class CreditConfig:
     """Which estimator turns rewards and values into advantages and value targets, and on which backend."""
 
-    estimator: str = "gae"  #: gae | vtrace | td_lambda | discounted
+    estimator: str = "gae"  #: gae | vtrace | td_lambda | discounted; for impala vtrace | retrace
     backend: str = "auto"  #: auto (triton on CUDA, else torch) | triton | torch
     torch_mode: str = "auto"  #: auto | loop | scan | compiled
+    probe: bool = False  #: time the other backend on the same tensors and log what it would be worth; results not used
+    probe_interval: int = 10  #: updates between two probes
     gamma: float = 0.99
     gae_lambda: float = 0.95
     td_lambda: float = 0.95
-    probe: bool = False  #: time the other backend on the same tensors and log what it would be worth; results not used
-    probe_interval: int = 10  #: updates between two probes
     vtrace_lambda: float = 1.0
+    retrace_lambda: float = 1.0
     rho_bar: float = 1.0
     c_bar: float = 1.0
     pg_rho_bar: float = 1.0
@@ -80,6 +84,32 @@ class PPOConfig:
     target_kl: float | None = None  #: no further optimizer step in this update once a minibatch's KL exceeds it
     normalize_advantages: bool = True  #: over all valid rows of the rollout, population standard deviation
     adam_eps: float = 1e-5
+    max_skipped_updates: int = 10  #: the run fails after so many updates in a row that were not finite
+
+
+@dataclass
+class ImpalaConfig:
+    """Asynchronous actors and a V-trace learner (Espeholt et al. 2018, arXiv 1802.01561); one actor per ``env.pools``."""
+
+    optimizer: str = "rmsprop"  #: rmsprop (as in the paper) | adam
+    learning_rate: float = 6e-4
+    lr_schedule: str = "linear"  #: constant | linear (to 0 at total_steps)
+    rmsprop_decay: float = 0.99
+    rmsprop_eps: float = 0.01  #: under the root
+    adam_eps: float = 1e-5
+    rollouts_per_update: int = 0  #: actors whose rollouts make one batch, side by side; 0 all of them
+    num_minibatches: int = 1  #: of a batch's envs, each with its whole window; one optimizer step each
+    update_epochs: int = 1  #: passes over a batch; those after the first are clipped as in APPO
+    clip_range: float = 0.2  #: of the ratio to the first pass
+    value_coef: float = 0.5  #: times 0.5 * (value - target)^2
+    entropy_coef: float = 0.01
+    max_grad_norm: float = 40.0
+    normalize_advantages: bool = False  #: over the valid rows of a minibatch, population standard deviation
+    queue_size: int = 0  #: batches in memory, being filled, full or read; 0: one more than there are groups, and one
+    max_lag: int | None = None  #: updates between the policy that acted and the one that learns; null: as it comes
+    max_lag_action: str = "drop"  #: what keeps max_lag: drop (older batches) | block (actors that would exceed it)
+    force_lag: int | None = None  #: test: act with the parameters of exactly so many updates ago, in one thread
+    correction: bool = True  #: test: false takes all importance ratios for 1
     max_skipped_updates: int = 10  #: the run fails after so many updates in a row that were not finite
 
 
@@ -142,6 +172,7 @@ class Config:
     credit: CreditConfig = field(default_factory=CreditConfig)
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)

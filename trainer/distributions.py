@@ -1,12 +1,18 @@
-"""Action distributions: what a policy head's output means. Log-probs and entropies are always ``[batch]``."""
+"""Action distributions: what a policy head's output means.
+
+``batch`` stands for any leading dimensions; log-probs and entropies are ``[*batch]``, whatever an action's shape.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
+
+from trainer.config import ConfigError
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -23,11 +29,11 @@ class Distribution(Protocol):
         ...
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """``[batch]`` log-probability (density) of ``actions``."""
+        """``[*batch]`` log-probability (density) of ``actions``."""
         ...
 
     def entropy(self) -> Tensor:
-        """``[batch]`` entropy in nats."""
+        """``[*batch]`` entropy in nats."""
         ...
 
 
@@ -38,48 +44,122 @@ class DiagonalGaussian(NamedTuple):
     2 pi) / 2``.
     """
 
-    mean: Tensor  #: ``[batch, actions]`` float32
+    mean: Tensor  #: ``[*batch, actions]`` float32
     log_std: Tensor  #: ``[actions]`` float32, the same in every state
 
     def sample(self) -> Tensor:
-        """``[batch, actions]``: ``mean + std * noise``."""
+        """``[*batch, actions]``: ``mean + std * noise``."""
         return torch.addcmul(self.mean, self.log_std.exp(), torch.randn_like(self.mean))
 
     def mode(self) -> Tensor:
-        """``[batch, actions]``: the mean."""
+        """``[*batch, actions]``: the mean."""
         return self.mean
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """``[batch]`` log-density of ``actions`` ``[batch, actions]``."""
+        """``[*batch]`` log-density of ``actions`` ``[*batch, actions]``."""
         standardized = (actions - self.mean) * (-self.log_std).exp()
         return (-0.5 * standardized.square() - self.log_std - _HALF_LOG_2PI).sum(-1)
 
     def entropy(self) -> Tensor:
-        """``[batch]`` differential entropy, the same in every row."""
-        return (self.log_std + 0.5 + _HALF_LOG_2PI).sum().expand(self.mean.shape[0])
+        """``[*batch]`` differential entropy, the same in every row."""
+        return (self.log_std + 0.5 + _HALF_LOG_2PI).sum().expand(self.mean.shape[:-1])
 
 
 class Categorical(NamedTuple):
     """One of ``actions`` choices: ``p = softmax(logits)``."""
 
-    logits: Tensor  #: ``[batch, actions]`` float32, not normalized
+    logits: Tensor  #: ``[*batch, actions]`` float32, not normalized
 
     def sample(self) -> Tensor:
-        """``[batch]`` int64, by the Gumbel trick: no host synchronization and no ``[batch, actions]`` of
+        """``[*batch]`` int64, by the Gumbel trick: no host synchronization and no ``[*batch, actions]`` of
         probabilities."""
         noise = torch.empty_like(self.logits).exponential_().clamp(min=torch.finfo(self.logits.dtype).tiny)
         return (self.logits - noise.log()).argmax(-1)
 
     def mode(self) -> Tensor:
-        """``[batch]`` int64."""
+        """``[*batch]`` int64."""
         return self.logits.argmax(-1)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """``[batch]`` log-probability of ``actions`` ``[batch]`` int64."""
-        return self.logits.log_softmax(-1).gather(-1, actions[:, None]).squeeze(-1)
+        """``[*batch]`` log-probability of ``actions`` ``[*batch]`` int64."""
+        return self.logits.log_softmax(-1).gather(-1, actions[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """``[batch]``: ``-sum_a p log p``; an action of probability 0 contributes 0."""
+        """``[*batch]``: ``-sum_a p log p``; an action of probability 0 contributes 0."""
         log_probs = self.logits.log_softmax(-1)
         # a probability that underflowed to 0 meets a finite number: 0 * -inf would be NaN, here or in the gradient
         return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
+
+
+class MultiCategorical(NamedTuple):
+    """Independent choices: component ``i`` is one of ``choices[i]``.
+
+    ``log p(a) = sum_i log softmax(logits_i)[a_i]``; ``H = sum_i H_i``.
+    """
+
+    logits: Tensor  #: ``[*batch, sum of choices]`` float32, the components one after another
+    choices: tuple[int, ...]
+
+    def _components(self) -> list[Categorical]:
+        return [Categorical(logits) for logits in self.logits.split(self.choices, dim=-1)]
+
+    def sample(self) -> Tensor:
+        """``[*batch, components]`` int64."""
+        return torch.stack([component.sample() for component in self._components()], dim=-1)
+
+    def mode(self) -> Tensor:
+        """``[*batch, components]`` int64."""
+        return torch.stack([component.mode() for component in self._components()], dim=-1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """``[*batch]`` log-probability of ``actions`` ``[*batch, components]`` int64."""
+        pairs = zip(self._components(), actions.unbind(-1), strict=True)
+        return torch.stack([component.log_prob(action) for component, action in pairs]).sum(0)
+
+    def entropy(self) -> Tensor:
+        """``[*batch]``: the sum over components."""
+        return torch.stack([component.entropy() for component in self._components()]).sum(0)
+
+
+class ActionHead(NamedTuple):
+    """How a policy's output becomes an action of a space."""
+
+    shape: tuple[int, ...]  #: of one action
+    dtype: torch.dtype
+    choices: tuple[int, ...]  #: of each discrete component; empty for continuous actions
+    outputs: int  #: width of the network's output: means, or logits
+
+    def distribution(self, outputs: Tensor, log_std: Tensor | None) -> Distribution:
+        """The distribution over *flat* actions (``[*batch]`` if discrete, else ``[*batch, components]``) that the
+        network's ``outputs`` ``[*batch, outputs]`` parameterize."""
+        if log_std is not None:
+            return DiagonalGaussian(outputs, log_std)
+        return MultiCategorical(outputs, self.choices) if self.shape else Categorical(outputs)
+
+    def flat(self, actions: Tensor) -> Tensor:
+        """``[*batch, *shape]`` as the distribution takes it."""
+        batch = actions.shape[: actions.dim() - len(self.shape)]
+        return actions.reshape(*batch, -1) if self.shape else actions
+
+    def shaped(self, flat: Tensor) -> Tensor:
+        """The distribution's actions as ``[*batch, *shape]``."""
+        batch = flat.shape[:-1] if self.shape else flat.shape
+        return flat.view(*batch, *self.shape)
+
+
+def action_head(space: spaces.Space[Any]) -> ActionHead:
+    """The head for ``Box``, ``Discrete`` and ``MultiDiscrete`` actions.
+
+    Raises:
+        ConfigError: another space.
+    """
+    if isinstance(space, spaces.Box):
+        return ActionHead(space.shape, torch.float32, (), math.prod(space.shape))
+    if isinstance(space, spaces.Discrete):
+        return ActionHead((), torch.int64, (int(space.n),), int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        choices = tuple(map(int, space.nvec.flatten()))
+        return ActionHead(space.nvec.shape, torch.int64, choices, sum(choices))
+    raise ConfigError(
+        f"env.id: actions of {type(space).__name__} are not supported, only Box, Discrete and MultiDiscrete"
+    )

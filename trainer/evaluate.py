@@ -32,9 +32,7 @@ class Agent(NamedTuple):
         whose observations may be NaN."""
         if self.normalizer is not None:
             observations = self.normalizer(observations)
-        actions = (
-            self.policy.act_deterministically(observations) if deterministic else self.policy.act(observations).actions
-        )
+        actions = self.policy.act(observations, deterministic=deterministic).actions
         if playing is not None:
             actions = torch.where(playing.view(-1, *(1,) * (actions.dim() - 1)), actions, 0)
         return self.action_map(actions)

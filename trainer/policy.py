@@ -1,18 +1,18 @@
-"""The policy: torsos, heads, and the distribution over actions that they make."""
+"""The policy: a torso, an optional recurrent core, actor and critic heads, and what they say of a batch of states."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, PolicyConfig
-from trainer.distributions import Categorical, DiagonalGaussian, Distribution
-
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "tanh": nn.Tanh}
+from trainer.distributions import Distribution, action_head
+from trainer.networks import PIXEL_TORSOS, Torso, VectorTorso, mlp
+from trainer.recurrent import CORES
 
 
 class Action(NamedTuple):
@@ -21,39 +21,39 @@ class Action(NamedTuple):
     actions: Tensor  #: ``[batch, *action_shape]``, raw
     log_probs: Tensor  #: ``[batch]`` float32, of the raw actions
     values: Tensor  #: ``[batch]`` float32, in the critic's units
+    state: Tensor | None  #: ``[batch, state_size]`` float32, the memory that enters the next row; None without a core
 
 
 class Evaluation(NamedTuple):
-    """What the present policy says of actions taken before."""
+    """What the present policy says of actions taken before; ``batch`` is ``[batch]`` or ``[T, batch]``."""
 
-    log_probs: Tensor  #: ``[batch]`` float32
-    entropies: Tensor  #: ``[batch]`` float32, nats
-    values: Tensor  #: ``[batch]`` float32, in the critic's units
-
-
-def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
+    log_probs: Tensor  #: ``[*batch]`` float32
+    entropies: Tensor  #: ``[*batch]`` float32, nats
+    values: Tensor  #: ``[*batch]`` float32, in the critic's units
 
 
-def mlp(inputs: int, hidden_sizes: list[int], outputs: int, activation: str, output_gain: float) -> nn.Sequential:
-    """Orthogonally initialized linear layers (gain sqrt 2 inside, ``output_gain`` last) with an activation between
-    them."""
-    layers: list[nn.Module] = []
-    for width in hidden_sizes:
-        layers += [_linear(inputs, width, math.sqrt(2.0)), _ACTIVATIONS[activation]()]
-        inputs = width
-    return nn.Sequential(*layers, _linear(inputs, outputs, output_gain))
+class Outputs(NamedTuple):
+    """What the networks say of observations; ``batch`` is ``[batch]`` or ``[T, batch]``."""
+
+    policy_outputs: Tensor  #: ``[*batch, outputs]`` float32: means of continuous actions, or logits
+    log_std: Tensor | None  #: ``[outputs]`` float32 within its bounds, for continuous actions
+    values: Tensor  #: ``[*batch]`` float32, in the critic's units
+    state: Tensor | None  #: ``[batch, state_size]`` float32, the memory after the last row; None without a core
 
 
 class ActorCritic(nn.Module):
-    """Separate actor and critic networks over flat observations.
+    """``torso -> core -> actor and critic``.
+
+    Over vectors the torso learns nothing, and actor and critic are separate MLPs; over frames they share a
+    convolutional torso. A recurrent core, if there is one, stands between and is shared, too.
 
     Continuous actions follow a diagonal Gaussian whose log standard deviation is a parameter of its own, the same in
     every state and kept within ``[min_log_std, max_log_std]``: the deviation cannot be negative, and stays finite.
-    ``Discrete`` actions follow a categorical distribution.
+    ``Discrete`` and ``MultiDiscrete`` actions follow (independent) categorical distributions.
+
+    Observations are ``[batch, *observation_shape]``, or ``[T, batch, *observation_shape]`` for a whole window. With a
+    core ``state`` is ``[batch, state_size]``, the memory that enters the (first) row, and ``valid`` (``[batch]`` or
+    ``[T, batch]`` bool) is False in filler rows, after which the memory is empty; both are ignored without a core.
     """
 
     log_std: nn.Parameter | None
@@ -66,24 +66,18 @@ class ActorCritic(nn.Module):
         autocast_dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.observation_size = _observation_size(observation_space)
         self._log_std_bounds = (config.min_log_std, config.max_log_std)
         self._autocast_dtype = autocast_dtype
-        if isinstance(action_space, gymnasium.spaces.Box):
-            self.action_shape: tuple[int, ...] = action_space.shape
-            self.action_dtype = torch.float32
-            outputs = math.prod(action_space.shape)
-            self.log_std = nn.Parameter(torch.full((outputs,), config.init_log_std))
-        elif isinstance(action_space, gymnasium.spaces.Discrete):
-            self.action_shape, self.action_dtype = (), torch.int64
-            outputs = int(action_space.n)
-            self.log_std = None
-        else:
-            raise ConfigError(
-                f"env.id: actions of {type(action_space).__name__} are not supported, only Box and Discrete"
-            )
-        inputs, widths, activation = self.observation_size, config.hidden_sizes, config.activation
-        self.actor = mlp(inputs, widths, outputs, activation, output_gain=0.01)
+        self.head = action_head(action_space)
+        self.action_shape, self.action_dtype = self.head.shape, self.head.dtype
+        initial = torch.full((self.head.outputs,), config.init_log_std)
+        self.log_std = None if self.head.choices else nn.Parameter(initial)
+        self.torso = _torso(observation_space, config.torso)
+        self._observation_rank = len(observation_space.shape or ())
+        features = self.torso.features
+        self.core = CORES[config.core](features, config.core_size) if config.core != "none" else None
+        inputs, widths, activation = self.core.size if self.core else features, config.hidden_sizes, config.activation
+        self.actor = mlp(inputs, widths, self.head.outputs, activation, output_gain=0.01)
         self.critic = mlp(inputs, widths, 1, activation, output_gain=1.0)
 
     @property
@@ -94,23 +88,48 @@ class ActorCritic(nn.Module):
             raise TypeError("the critic ends in a linear layer")
         return head
 
-    def _autocast(self, device: torch.device) -> torch.autocast:
-        return torch.autocast(
-            device.type, self._autocast_dtype or torch.bfloat16, enabled=self._autocast_dtype is not None
-        )
+    def initial_state(self, num_envs: int) -> Tensor | None:
+        """``[num_envs, state_size]``: the empty memory of an episode's first row; None without a core."""
+        return None if self.core is None else self.value_head.weight.new_zeros(num_envs, self.core.state_size)
 
-    def distribution(self, observations: Tensor) -> Distribution:
-        """The distribution over actions given ``[batch, *observation_shape]``."""
-        with self._autocast(observations.device):
-            outputs = self.actor(observations.flatten(1).float()).float()
-        if self.log_std is None:
-            return Categorical(outputs)
-        return DiagonalGaussian(outputs, self.log_std.clamp(*self._log_std_bounds))
+    def outputs(self, observations: Tensor, state: Tensor | None = None, valid: Tensor | None = None) -> Outputs:
+        """Actor and critic over the same features, which are computed once."""
+        features, state = self._features(observations, state, valid)
+        return Outputs(self._actor(features), self._bounded_log_std(), self._critic(features), state)
 
-    def value(self, observations: Tensor) -> Tensor:
-        """``[batch]`` state values in the critic's units."""
-        with self._autocast(observations.device):
-            return self.critic(observations.flatten(1).float()).float().squeeze(-1)
+    def distribution(
+        self, observations: Tensor, state: Tensor | None = None, valid: Tensor | None = None
+    ) -> Distribution:
+        """The distribution over (flat) actions."""
+        features, _ = self._features(observations, state, valid)
+        return self.head.distribution(self._actor(features), self._bounded_log_std())
+
+    def value(self, observations: Tensor, state: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+        """State values in the critic's units, ``[batch]`` or ``[T, batch]``."""
+        features, _ = self._features(observations, state, valid)
+        return self._critic(features)
+
+    def act(
+        self,
+        observations: Tensor,
+        state: Tensor | None = None,
+        valid: Tensor | None = None,
+        deterministic: bool = False,
+    ) -> Action:
+        """One action per row of ``[batch, *observation_shape]``: sampled, or the most likely one."""
+        outputs = self.outputs(observations, state, valid)
+        distribution = self.head.distribution(outputs.policy_outputs, outputs.log_std)
+        flat = distribution.mode() if deterministic else distribution.sample()
+        return Action(self.head.shaped(flat), distribution.log_prob(flat), outputs.values, outputs.state)
+
+    def evaluate(
+        self, observations: Tensor, actions: Tensor, state: Tensor | None = None, valid: Tensor | None = None
+    ) -> Evaluation:
+        """Log-probs of ``actions``, entropies and values under the present parameters, with gradients; through a
+        core's memory they reach back to the first row."""
+        outputs = self.outputs(observations, state, valid)
+        distribution = self.head.distribution(outputs.policy_outputs, outputs.log_std)
+        return Evaluation(distribution.log_prob(self.head.flat(actions)), distribution.entropy(), outputs.values)
 
     @torch.no_grad()
     def clamp_log_std_(self) -> None:
@@ -119,27 +138,61 @@ class ActorCritic(nn.Module):
         if self.log_std is not None:
             self.log_std.clamp_(*self._log_std_bounds)
 
-    def act(self, observations: Tensor) -> Action:
-        """Sample one action per row."""
-        distribution = self.distribution(observations)
-        flat = distribution.sample()
-        actions = flat.view(-1, *self.action_shape)
-        return Action(actions, distribution.log_prob(flat), self.value(observations))
+    def _features(
+        self, observations: Tensor, state: Tensor | None, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the heads see, ``[*batch, features]`` float32, and the memory after the last row."""
+        batch = observations.shape[: observations.dim() - self._observation_rank]
+        with self._autocast(observations.device):
+            features = self.torso(observations.flatten(0, len(batch) - 1)).float().view(*batch, self.torso.features)
+        if self.core is None:
+            return features, None
+        if state is None:
+            raise ValueError("a policy with a core needs the state that enters the first row: initial_state(num_envs)")
+        if len(batch) > 1:
+            return self.core(features, state, valid)
+        outputs, state = self.core(features[None], state, None if valid is None else valid[None])
+        return outputs[0], state
 
-    def act_deterministically(self, observations: Tensor) -> Tensor:
-        """``[batch, *action_shape]``: the most likely action per row."""
-        return self.distribution(observations).mode().view(-1, *self.action_shape)
+    def _actor(self, features: Tensor) -> Tensor:
+        with self._autocast(features.device):
+            return self.actor(features).float()
 
-    def evaluate(self, observations: Tensor, actions: Tensor) -> Evaluation:
-        """Log-probs of ``actions``, entropies and values under the present parameters, with gradients."""
-        distribution = self.distribution(observations)
-        flat = actions.flatten(1) if self.log_std is not None else actions
-        return Evaluation(distribution.log_prob(flat), distribution.entropy(), self.value(observations))
+    def _critic(self, features: Tensor) -> Tensor:
+        with self._autocast(features.device):
+            return self.critic(features).float().squeeze(-1)
+
+    def _bounded_log_std(self) -> Tensor | None:
+        return None if self.log_std is None else self.log_std.clamp(*self._log_std_bounds)
+
+    def _autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(
+            device.type, self._autocast_dtype or torch.bfloat16, enabled=self._autocast_dtype is not None
+        )
 
 
-def _observation_size(space: gymnasium.Space[Any]) -> int:
+def _torso(space: gymnasium.Space[Any], kind: str) -> Torso:
+    """The torso for an observation space.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
     if not isinstance(space, gymnasium.spaces.Box):
         raise ConfigError(f"env.id: observations of {type(space).__name__} are not supported, only Box")
-    if len(space.shape) >= 3:
-        raise ConfigError(f"env.id: observations of shape {space.shape} are images; the MLP policy takes vectors")
-    return math.prod(space.shape)
+    is_image = len(space.shape) >= 3
+    if kind == "mlp":
+        if is_image:
+            raise ConfigError(
+                f"policy.torso=mlp: observations of shape {space.shape} are images; set policy=nature_cnn or "
+                f"policy=impala_resnet"
+            )
+        return VectorTorso(space.shape)
+    if len(space.shape) != 3 or space.dtype != np.uint8:
+        raise ConfigError(
+            f"policy.torso={kind}: it takes uint8 frames [channels, height, width], not {space.dtype} observations of "
+            f"shape {space.shape}; set policy.torso=mlp"
+        )
+    try:
+        return PIXEL_TORSOS[kind](space.shape)
+    except ValueError as error:
+        raise ConfigError(f"policy.torso={kind}: {error}") from error

@@ -10,13 +10,17 @@ from typing import Any
 import envs
 from envs.actions import MODES
 from trainer.config import Config, ConfigError
+from trainer.networks import ACTIVATIONS, PIXEL_TORSOS
+from trainer.recurrent import CORES
 
 _CHOICES: dict[str, Sequence[str]] = {
     "algo": ("ppo",),
     "autocast": ("none", "bfloat16"),
     "matmul_precision": ("highest", "high"),
     "env.physics": ("rk4", "euler"),
-    "policy.activation": ("elu", "relu", "tanh"),
+    "policy.activation": tuple(ACTIVATIONS),
+    "policy.torso": ("mlp", *PIXEL_TORSOS),
+    "policy.core": ("none", *CORES),
     "credit.estimator": ("gae", "vtrace", "td_lambda", "discounted"),
     "credit.backend": ("auto", "triton", "torch"),
     "credit.torch_mode": ("auto", "loop", "scan", "compiled"),
@@ -42,15 +46,16 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "env.timeout": (0, math.inf, False),
     "env.max_episode_steps": (1, math.inf, True),
     "env.reseed_interval": (0, math.inf, True),
+    "policy.core_size": (1, 2**16, True),
     "policy.init_log_std": (-20, 20, True),
     "policy.min_log_std": (-20, 20, True),
     "policy.max_log_std": (-20, 20, True),
+    "credit.probe_interval": (1, math.inf, True),
     "credit.gamma": (0, 1, True),
     "credit.gae_lambda": (0, 1, True),
     "credit.td_lambda": (0, 1, True),
     "credit.vtrace_lambda": (0, 1, True),
     "credit.rho_bar": (0, math.inf, False),
-    "credit.probe_interval": (1, math.inf, True),
     "credit.c_bar": (0, math.inf, False),
     "credit.pg_rho_bar": (0, math.inf, False),
     "normalize.observation_clip": (0, math.inf, False),
@@ -117,13 +122,7 @@ def validate(config: Config) -> None:
             f"ppo.num_minibatches={config.ppo.num_minibatches} is more than the {config.steps_per_rollout} rows of a "
             f"rollout (num_envs={config.num_envs} * rollout_length={config.rollout_length})"
         )
-    if not config.policy.hidden_sizes or min(config.policy.hidden_sizes) < 1:
-        raise ConfigError(f"policy.hidden_sizes={config.policy.hidden_sizes} must be one or more positive widths")
-    if config.policy.min_log_std > config.policy.init_log_std or config.policy.init_log_std > config.policy.max_log_std:
-        raise ConfigError(
-            f"policy.init_log_std={config.policy.init_log_std} must lie between policy.min_log_std="
-            f"{config.policy.min_log_std} and policy.max_log_std={config.policy.max_log_std}"
-        )
+    _check_policy(config)
     ppo = config.ppo
     if ppo.lr_schedule == "adaptive" and not ppo.min_learning_rate <= ppo.learning_rate <= ppo.max_learning_rate:
         raise ConfigError(
@@ -136,6 +135,23 @@ def validate(config: Config) -> None:
         if option in _SET_ELSEWHERE:
             raise ConfigError(f"env.options.{option} is not an engine's own option: set {_SET_ELSEWHERE[option]}")
     _check_device_name(config.device)
+
+
+def _check_policy(config: Config) -> None:
+    policy = config.policy
+    learns_before_heads = policy.torso != "mlp" or policy.core != "none"
+    if any(width < 1 for width in policy.hidden_sizes) or not (policy.hidden_sizes or learns_before_heads):
+        raise ConfigError(f"policy.hidden_sizes={policy.hidden_sizes} must be one or more positive widths")
+    if not policy.min_log_std <= policy.init_log_std <= policy.max_log_std:
+        raise ConfigError(
+            f"policy.init_log_std={policy.init_log_std} must lie between policy.min_log_std={policy.min_log_std} and "
+            f"policy.max_log_std={policy.max_log_std}"
+        )
+    if policy.torso != "mlp" and config.normalize.observations:
+        raise ConfigError(
+            f"normalize.observations=true: policy.torso={policy.torso} scales its frames itself; set "
+            f"normalize.observations=false"
+        )
 
 
 def _check_device_name(device: str) -> None:
