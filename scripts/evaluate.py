@@ -2,8 +2,8 @@
 
 Plays whole episodes twice, with the most likely actions and with sampled ones, prints the returns' mean, standard
 deviation and range, and saves every return as ``evaluation-<update>-<engine>.json`` beside the checkpoint's run.
-``engine=mujoco_warp`` plays on another engine than the one trained on; ``video=true`` also films one episode in a
-process of its own.
+``env.engine=envpool`` plays on another engine than the one trained on, and any other key of ``env`` can be changed
+likewise; ``video=true`` also films one episode in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
 
@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from envs.base import EnvError
 from trainer.builder import resolve_device
 from trainer.checkpoint import CheckpointError
-from trainer.config import ConfigError
+from trainer.config import ConfigError, EnvConfig
 from trainer.evaluate import Episodes, evaluate, load_checkpoint
 from trainer.metrics import write_json
 from trainer.schema import one_line
@@ -37,8 +37,8 @@ class Options:
     episodes: int = 100
     seed: int = 1_000_000
     device: str = "cpu"
-    engine: str | None = None  #: another engine than the run's
     video: bool = False
+    env: dict[str, Any] = field(default_factory=dict)  #: what to change in the run's own ``env``
 
 
 def _parse(arguments: list[str]) -> Options:
@@ -53,6 +53,13 @@ def _parse(arguments: list[str]) -> Options:
     if options.episodes < 1:
         raise ConfigError(f"episodes={options.episodes} must be at least 1")
     return options
+
+
+def _merged(env: EnvConfig, changes: dict[str, Any]) -> EnvConfig:
+    try:
+        return cast(EnvConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(env), changes)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"env.{one_line(error, known=list(EnvConfig.__dataclass_fields__))}") from error
 
 
 def _summary(episodes: Episodes) -> dict[str, Any]:
@@ -89,8 +96,7 @@ def run(options: Options) -> None:
     """Evaluate, print and save."""
     path = Path(options.checkpoint).resolve()
     config, state = load_checkpoint(path)
-    if options.engine is not None:
-        config.env.engine = options.engine
+    config.env = _merged(config.env, options.env)
     device = resolve_device(options.device)
     result: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),

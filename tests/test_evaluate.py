@@ -78,7 +78,7 @@ def test_the_command_prints_and_saves_deterministic_and_sampled_returns(
 def test_a_single_checkpoint_file_is_played_and_older_ones_too(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    command(monkeypatch, f"checkpoint={run}/checkpoints/update-00000002.pt", "episodes=2", "engine=torch")
+    command(monkeypatch, f"checkpoint={run}/checkpoints/update-00000002.pt", "episodes=2", "env.engine=torch")
     assert "on torch, after" in capsys.readouterr().out
     assert json.loads((run / "checkpoints/evaluation-2-torch.json").read_text())["update"] == 2
 
@@ -91,7 +91,9 @@ def test_a_single_checkpoint_file_is_played_and_older_ones_too(
         (["checkpoint={run}", "episods=3"], "episods: there is no such key; did you mean episodes?"),
         (["checkpoint={run}", "episodes=0"], "episodes=0"),
         (["checkpoint={run}", "episodes=abc"], "episodes: Value 'abc'"),
-        (["checkpoint={run}", "engine=foo"], "env.engine=foo"),
+        (["checkpoint={run}", "env.engine=foo"], "env.engine=foo"),
+        (["checkpoint={run}", "env.engin=torch"], "env.engin: there is no such key; did you mean engine?"),
+        (["checkpoint={run}", "env.pools=many"], "env.pools: Value 'many'"),
         (["checkpoint={run}", "device=cuda:99"], "device=cuda:99"),
     ],
 )
