@@ -64,10 +64,12 @@ def test_every_kernel_compiles_without_spills() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("distribution", ["gaussian", "categorical"])
-@pytest.mark.parametrize(("rows", "actions"), [(33, 3), (4097, 8), (300, 21), (65, 1000), (3, 4096)])
+@pytest.mark.parametrize(
+    ("distribution", "rows", "actions"),
+    [("gaussian", 4097, 8), ("gaussian", 300, 21), ("categorical", 33, 3), ("categorical", 3, 4096)],
+)
 def test_on_a_gpu_both_losses_agree_with_the_reference(distribution: str, rows: int, actions: int) -> None:
-    for variant in VARIANTS[::3]:
+    for variant in (VARIANTS[0], VARIANTS[-1]):
         arguments = problem(distribution, rows, actions, **variant)
         for each in (arguments, for_vtrace(arguments)):
             assert_close(run(each, "triton", "cuda"), run_reference(each))
@@ -133,15 +135,14 @@ def test_a_call_never_waits_for_the_device() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["triton", "torch"])
-def test_an_inductor_graph_around_the_loss_agrees_with_the_reference(backend: str) -> None:
+def test_an_inductor_graph_around_the_loss_agrees_with_the_reference() -> None:
     arguments = problem("gaussian", 4097, 8)
     there, leaves = _on_gpu(arguments), leaves_of(arguments, device="cuda")
 
     @torch.compile(fullgraph=True)
     def total(outputs: Tensor, values: Tensor, log_std: Tensor) -> Tensor:
         given = {"policy_outputs": 2.0 * outputs, "values": values, "log_std": log_std}
-        return kernels.ppo_loss(**{**there, **given}, backend=backend).total
+        return kernels.ppo_loss(**{**there, **given}, backend="triton").total
 
     total(0.5 * leaves["policy_outputs"], leaves["values"], leaves["log_std"]).backward()
     expected = run_reference(arguments)
