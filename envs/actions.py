@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,12 +25,12 @@ class ActionMap:
         none      a
 
     A dimension without usable bounds (not finite, ``l >= h``, or placeholders) passes unchanged, and `notice` says so.
-    ``Discrete`` takes indices from 0 and adds the space's ``start``. Bounds move to the actions' device at the first
-    call, so a CUDA graph may capture later ones.
+    ``Discrete`` and ``MultiDiscrete`` take indices from 0 and add the space's ``start``. Bounds move to the actions'
+    device at the first call, so a CUDA graph may capture later ones.
 
     Args:
-        space: the env's single action space, ``Box`` or ``Discrete``.
-        mode: ``clip``, ``rescale``, ``squash`` or ``none``; it does not matter to ``Discrete``.
+        space: the env's single action space, ``Box``, ``Discrete`` or ``MultiDiscrete``.
+        mode: ``clip``, ``rescale``, ``squash`` or ``none``; it matters to ``Box`` only.
 
     Raises:
         EnvError: unknown mode.
@@ -43,7 +43,9 @@ class ActionMap:
             raise EnvError(f"env.action_map={mode} is unknown: {', '.join(MODES)}")
         self.notice = ""
         self._mode = mode
-        self._start = int(space.start) if isinstance(space, Discrete) else None
+        indices = index_range(space)
+        self._first = None if indices is None else torch.from_numpy(indices[0])
+        self._counts_from_0 = indices is None or not indices[0].any()
         if isinstance(space, Box) and mode != "none":
             usable = _has_usable_bounds(space)
             if not usable.all():
@@ -55,9 +57,12 @@ class ActionMap:
             )
 
     def __call__(self, actions: Tensor) -> Tensor:
-        """Return the engine's actions for raw ``actions`` ``[n, *shape]`` as float32, or ``[n]`` int64 if discrete."""
-        if self._start is not None:
-            return actions + self._start if self._start else actions
+        """Return the engine's actions for raw ``actions`` ``[n, *shape]`` as float32, or int64 if discrete."""
+        if self._first is not None:
+            if self._counts_from_0:
+                return actions
+            self._first = self._first.to(actions.device)
+            return actions + self._first
         actions = actions.float()
         if self._mode == "none":
             return actions
@@ -80,35 +85,50 @@ def _has_usable_bounds(space: Box) -> NDArray:
         return (high - low > _NARROWEST) & (np.maximum(abs(low), abs(high)) < _WIDEST)
 
 
+def index_range(space: Space) -> tuple[NDArray, NDArray] | None:
+    """First and last index of a discrete action, int64 of its shape; None where actions are continuous."""
+    if isinstance(space, Discrete):
+        first, count = np.array(space.start, np.int64), space.n
+    elif isinstance(space, MultiDiscrete):
+        first, count = space.start.astype(np.int64), space.nvec
+    else:
+        return None
+    return first, first + count - 1
+
+
 def check_layout(actions: Tensor, space: Space, num_envs: int) -> None:
-    """Refuse ``actions`` that are not ``[num_envs, *space.shape]`` float32, or int64 for ``Discrete``; reads no value.
+    """Refuse ``actions`` that are not ``[num_envs, *space.shape]`` float32, or int64 if discrete; reads no value.
 
     Raises:
         EnvError: wrong shape or dtype.
     """
     shape = (num_envs, *(space.shape or ()))
-    dtype = torch.int64 if isinstance(space, Discrete) else torch.float32
+    dtype = torch.float32 if index_range(space) is None else torch.int64
     if tuple(actions.shape) != shape or actions.dtype != dtype:
         got = f"{list(actions.shape)} {actions.dtype}"
         raise EnvError(f"actions are {got}: expected {list(shape)} {dtype} for {space}")
 
 
 def check_values(actions: NDArray, space: Space, first_env: int) -> None:
-    """Refuse host ``actions`` with a value that is not finite, or not in a ``Discrete`` space; row 0 is ``first_env``.
+    """Refuse host ``actions`` with a value that is not finite, or not in a discrete space; row 0 is ``first_env``.
 
     Raises:
         EnvError: names the first such env and its action.
     """
-    if isinstance(space, Discrete):
-        legal = (actions >= space.start) & (actions < space.start + space.n)
-        rule = f"it must be in {space.start} .. {space.start + space.n - 1}"
-    else:
+    indices = index_range(space)
+    if indices is None:
         legal = np.isfinite(actions)
         rule = "every value must be finite"
+    else:
+        first, last = indices
+        legal = (actions >= first) & (actions <= last)
+        rule = f"it must be in {_in_one_line(first)} .. {_in_one_line(last)}"
     if not legal.all():
         row = int(np.argmin(legal.reshape(len(actions), -1).all(axis=1)))
         raise EnvError(f"env {first_env + row} got action {_in_one_line(actions[row])}: {rule}")
 
 
 def _in_one_line(action: NDArray) -> str:
-    return np.array2string(action, separator=", ", formatter={"float_kind": "{:.4g}".format}, max_line_width=10**6)
+    return np.array2string(
+        action, separator=", ", formatter={"float_kind": "{:.4g}".format, "int": str}, max_line_width=10**6
+    )

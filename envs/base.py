@@ -93,11 +93,11 @@ class VecEnv(abc.ABC):
 
     @abc.abstractmethod
     def send(self, pool: int, actions: Tensor) -> None:
-        """Start one step of a pool with ``actions`` ``[n, *action_shape]`` (float32, or int64 for ``Discrete``).
+        """Start one step of a pool with ``actions`` ``[n, *action_shape]`` (float32, or int64 if discrete).
 
         Raises:
             EnvError: wrong shape or dtype, or (where the engine reads actions on the host) a value that is not finite
-                or not in a ``Discrete`` space; nothing reaches the engine.
+                or not in a discrete space; nothing reaches the engine.
         """
 
     @abc.abstractmethod

@@ -19,6 +19,7 @@ from envs.actions import check_layout, check_values
 from envs.base import EnvError, StepResult, VecEnv
 from envs.cores import local_ranks, usable_cores
 from envs.envpool_worker import PoolWorker, quiet_spaces
+from envs.observations import ObservationMap, as_float32
 from envs.seeding import first_seed
 from envs.staging import Field, StagingRing
 
@@ -28,9 +29,10 @@ _OWN_OPTIONS = {"num_envs", "batch_size", "seed", "env_seed", "num_threads", "ba
 class EnvPoolVecEnv(VecEnv):
     """``num_envs`` copies of an EnvPool env in ``pools`` synchronous pools.
 
-    Observations become float32, except uint8 (images), which stays. Every action is checked on the host before C++ sees
-    it, because EnvPool checks only its first call and then misreads memory or aborts. Results are bitwise the same for
-    any number of pools and threads. A process that holds such an env must not fork: the child hangs on the pool.
+    Observations become float32, except uint8 (images), which stays; a ``Dict`` of vectors becomes one vector
+    (`envs.observations`). Every action is checked on the host before C++ sees it, because EnvPool checks only its first
+    call and then misreads memory or aborts. Results are bitwise the same for any number of pools and threads. A process
+    that holds such an env must not fork: the child hangs on the pool.
 
     Args:
         id: an exact EnvPool id, e.g. ``Ant-v5``.
@@ -81,7 +83,8 @@ class EnvPoolVecEnv(VecEnv):
         self._options = options
         spec = _make_spec(id, options)
         with quiet_spaces():
-            self.single_observation_space = _observation_space(id, spec.gymnasium_observation_space)
+            self._join = ObservationMap(id, spec.gymnasium_observation_space)
+            self.single_observation_space = self._join.space
             self.single_action_space = _action_space(id, spec.gymnasium_action_space)
         self._workers = self._start_workers(epoch=0)
         self._rings = self._make_rings() if self.device.type == "cuda" else None
@@ -95,6 +98,7 @@ class EnvPoolVecEnv(VecEnv):
         """Start every env anew and return the first observations ``[num_envs, *observation_shape]``."""
         with self.clock.phase("env_step"):
             batches = [worker.reset() for worker in self._workers]
+        self._elapsed = [batch.elapsed for batch in batches]
         with self.clock.phase("transfer"):
             observations = np.concatenate([batch.observations for batch in batches])
             return torch.from_numpy(self._converted(observations)).to(self.device)
@@ -122,7 +126,9 @@ class EnvPoolVecEnv(VecEnv):
         with self.clock.phase("env_step"):
             batch = self._workers[pool].recv()
         with self.clock.phase("transfer"):
-            valid = batch.elapsed != 0
+            # an autoreset sets the count to 0, or leaves it where Atari's `episodic_life` goes on after a lost life
+            valid = batch.elapsed > self._elapsed[pool]
+            self._elapsed[pool] = batch.elapsed
             fields = (
                 batch.observations,
                 np.where(valid, batch.rewards, np.float32(0)),
@@ -145,14 +151,11 @@ class EnvPoolVecEnv(VecEnv):
             worker.close()
         self._workers = ()
 
-    @property
-    def _observation_dtype(self) -> torch.dtype:
-        return torch.uint8 if self.single_observation_space.dtype == np.uint8 else torch.float32
-
     def _converted(self, observations: NDArray) -> NDArray:
-        return observations if observations.dtype == np.uint8 else observations.astype(np.float32, copy=False)
+        return observations.astype(self.single_observation_space.dtype, copy=False)
 
     def _start_workers(self, epoch: int) -> tuple[PoolWorker, ...]:
+        self._elapsed = [np.zeros(columns.stop - columns.start, np.int32) for columns in self.pools]
         seed = first_seed(self.num_envs, epoch=epoch, **self._seeds)
         return tuple(
             PoolWorker(
@@ -160,16 +163,18 @@ class EnvPoolVecEnv(VecEnv):
                 columns,
                 self._timeout,
                 {**self._options, "seed": seed + columns.start, "num_threads": self._num_threads},
+                self._join,
             )
             for columns in self.pools
         )
 
     def _make_rings(self) -> list[StagingRing]:
-        observation_shape = self.single_observation_space.shape or ()
+        space = self._join.space
+        dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
         rings = []
         for columns in self.pools:
             n = columns.stop - columns.start
-            observations = Field((n, *observation_shape), self._observation_dtype)
+            observations = Field((n, *space.shape), dtype)
             flags = [Field((n,), torch.bool)] * 3
             rings.append(StagingRing([observations, Field((n,), torch.float32), *flags], self.device))
         return rings
@@ -189,20 +194,9 @@ def _make_spec(id: str, options: dict[str, Any]) -> Any:
         raise EnvError(f"env.id={id}: EnvPool cannot make it: {error}") from error
 
 
-def _observation_space(id: str, space: Any) -> Box:
-    if not isinstance(space, Box):
-        raise EnvError(f"env.id={id} has observations of {type(space).__name__}; only Box is supported")
-    return space if space.dtype == np.uint8 else _as_float32(space)
-
-
 def _action_space(id: str, space: Any) -> Box | Discrete:
     if isinstance(space, Discrete):
         return space
     if not isinstance(space, Box) or not np.issubdtype(space.dtype, np.floating):
         raise EnvError(f"env.id={id} has actions of {space}; only Discrete and Box of floats are supported")
-    return _as_float32(space)
-
-
-def _as_float32(space: Box) -> Box:
-    with np.errstate(over="ignore", under="ignore"):
-        return Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+    return as_float32(space)

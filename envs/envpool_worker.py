@@ -6,7 +6,7 @@ import queue
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -30,10 +30,13 @@ class Batch(NamedTuple):
 class PoolWorker:
     """One EnvPool and the daemon thread that waits for it: a wait inside C++ cannot time out, one on a queue can."""
 
-    def __init__(self, id: str, columns: slice, timeout: float, options: dict[str, Any]) -> None:
+    def __init__(
+        self, id: str, columns: slice, timeout: float, options: dict[str, Any], join: Callable[[Any], NDArray]
+    ) -> None:
         self._name = f"pool of envs {columns.start} .. {columns.stop - 1} of {id}"
         self._num_envs = columns.stop - columns.start
         self._timeout = timeout
+        self._join = join  #: makes one array of an env's observations
         self._busy = self._stuck = False
         with quiet_spaces():
             self._pool = envpool.make_gymnasium(id, num_envs=self._num_envs, **options)
@@ -80,7 +83,8 @@ class PoolWorker:
         self._busy = False
         if isinstance(reply, Exception):
             raise EnvError(f"{self._name}: {type(reply).__name__}: {reply}") from reply
-        return _in_env_order(self._name, self._num_envs, *reply)
+        observations, *rest = reply
+        return _in_env_order(self._name, self._num_envs, self._join(observations), *rest)
 
     def close(self) -> None:
         """End the threads and free the envs' memory; a stuck pool keeps both until the process ends."""

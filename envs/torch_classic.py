@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from envs.actions import check_layout
+from envs.actions import check_layout, index_range
 from envs.base import EnvError, StepResult, VecEnv
 from envs.checks import check_columns, copy_state, usable_device
 from envs.counter_rng import stream_key
@@ -102,7 +102,7 @@ class TorchVecEnv(VecEnv):
         return self._current_observations()
 
     def send(self, pool: int, actions: Tensor) -> None:
-        """Step all envs with ``actions`` ``[num_envs, *action_shape]``, float32 or int64 for ``Discrete``; never waits.
+        """Step all envs with ``actions`` ``[num_envs, *action_shape]``, float32 or int64 if discrete; never waits.
 
         Raises:
             EnvError: wrong shape, dtype or device, no such pool, or no `reset` yet. Values stay on the device unread:
@@ -177,7 +177,7 @@ class TorchVecEnv(VecEnv):
             done=zeros(torch.bool),
             faults=zeros(torch.int32),
         )
-        action_dtype = torch.int64 if isinstance(self._task.action_space, spaces.Discrete) else self._dtype
+        action_dtype = self._dtype if index_range(self._task.action_space) is None else torch.int64
         self._actions = zeros(action_dtype, *(self._task.action_space.shape or ()))
 
     def _compiled(self, step: StepFunction) -> StepFunction:

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from envs.actions import index_range
 from envs.base import StepResult
 from envs.counter_rng import uniform
 from envs.torch_tasks import State, Task
@@ -82,9 +83,13 @@ def step_function(task: Task, max_episode_steps: int) -> StepFunction:
     return types.FunctionType(step.__code__.replace(), step.__globals__, step.__name__, None, step.__closure__)
 
 
-def _usable(actions: Tensor, space: spaces.Box | spaces.Discrete) -> tuple[Tensor, Tensor]:
+def _usable(actions: Tensor, space: spaces.Space) -> tuple[Tensor, Tensor]:
     """``[N]`` flags of the actions that are finite and in the space, and actions that a task can index with."""
-    if isinstance(space, spaces.Discrete):
-        first, last = int(space.start), int(space.start + space.n - 1)
-        return (actions >= first) & (actions <= last), actions.clamp(first, last)
-    return actions.flatten(1).isfinite().all(dim=1), actions
+    indices = index_range(space)
+    if indices is None:
+        return actions.flatten(1).isfinite().all(dim=1), actions
+    bounds = zip(*(bound.ravel().tolist() for bound in indices), strict=True)
+    components = actions.view(len(actions), -1).unbind(1)
+    legal = torch.stack([c.clamp(first, last) for c, (first, last) in zip(components, bounds, strict=True)], dim=1)
+    legal = legal.view(actions.shape)
+    return (legal == actions).view(len(actions), -1).all(dim=1), legal

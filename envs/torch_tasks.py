@@ -35,13 +35,13 @@ class Task:
     """
 
     observation_space: spaces.Box
-    action_space: spaces.Box | spaces.Discrete
+    action_space: spaces.Box | spaces.Discrete | spaces.MultiDiscrete
     max_episode_steps: int  #: transitions until an episode is truncated
     #: Episodes start uniformly in ``[start_low, start_high)``; one number per state variable.
     start_low: Sequence[float]
     start_high: Sequence[float]
     #: ``(state, actions) -> (next state, rewards, terminated)``; all ``[N]`` in the engine's dtype, terminated bool;
-    #: actions are ``[N, *shape]`` in the engine's dtype, or ``[N]`` int64 inside the space for ``Discrete``.
+    #: actions are ``[N, *shape]`` in the engine's dtype, or int64 inside the space if discrete.
     step: Callable[[State, Tensor], Outcome]
     #: ``state -> [N, *observation_shape]``; by default the variables, stacked.
     observe: Callable[[State], Tensor] = _stack
@@ -49,8 +49,8 @@ class Task:
     def __post_init__(self) -> None:
         if len(self.start_low) != len(self.start_high):
             raise EnvError(f"start_low={self.start_low} and start_high={self.start_high}: they must be equally long")
-        if not isinstance(self.action_space, spaces.Box | spaces.Discrete):
-            raise EnvError(f"action_space={self.action_space}: it must be a Box or Discrete")
+        if not isinstance(self.action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
+            raise EnvError(f"action_space={self.action_space}: it must be a Box, Discrete or MultiDiscrete")
         if self.max_episode_steps < 1:
             raise EnvError(f"max_episode_steps={self.max_episode_steps}: it must be at least 1")
 

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from envs.actions import index_range
 from envs.base import EnvError, VecEnv
 
 
@@ -52,7 +52,7 @@ class VectorView(VectorEnv):
             in the rows that only reset an env (the step after an end). The caller owns all of them.
 
         Raises:
-            EnvError: the env refuses the actions, or a ``Discrete`` space got numbers with a fraction.
+            EnvError: the env refuses the actions, or a discrete space got numbers with a fraction.
         """
         observations, *flags = self.env.step(self._in(actions))
         rewards, terminated, truncated, valid = map(self._out, flags)
@@ -64,7 +64,7 @@ class VectorView(VectorEnv):
 
     def _in(self, actions: Any) -> Tensor:
         tensor = torch.as_tensor(actions, device=self.env.device)
-        if not isinstance(self.single_action_space, Discrete):
+        if index_range(self.single_action_space) is None:
             return tensor.to(torch.float32)
         if tensor.is_floating_point():
             raise EnvError(f"actions are {tensor.dtype}: {self.single_action_space} needs integers")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from envs.actions import ActionMap, check_layout, check_values
 from envs.base import EnvError
@@ -98,6 +98,22 @@ def test_discrete_indices_count_from_the_start_of_the_space(start: int) -> None:
     assert mapped.dtype == torch.int64
 
 
+def test_multi_discrete_indices_count_from_the_start_of_each_component() -> None:
+    raw = torch.tensor([[0, 2], [1, 0]])
+    assert ActionMap(MultiDiscrete([2, 3], start=[5, -1]), "squash")(raw).tolist() == [[5, 1], [6, -1]]
+    assert ActionMap(MultiDiscrete([2, 3]), "squash")(raw) is raw
+
+
+def test_multi_discrete_actions_are_int64_and_in_their_ranges() -> None:
+    space = MultiDiscrete([2, 3], start=[5, -1])
+    check_layout(torch.zeros(4, 2, dtype=torch.int64), space, 4)
+    with pytest.raises(EnvError, match=r"expected \[4, 2\] torch.int64"):
+        check_layout(torch.zeros(4, 2), space, 4)
+    check_values(np.array([[5, -1], [6, 1]]), space, first_env=0)
+    with pytest.raises(EnvError, match=r"env 8 got action \[7, 0\]: it must be in \[5, -1\] \.\. \[6, 1\]"):
+        check_values(np.array([[5, -1], [7, 0]]), space, first_env=7)
+
+
 def test_an_unknown_mode_names_the_key() -> None:
     with pytest.raises(EnvError, match=r"env\.action_map=clamp is unknown: clip, rescale, squash, none"):
         ActionMap(SPACE, "clamp")
@@ -135,6 +151,13 @@ def test_the_first_bad_env_and_its_action_are_named() -> None:
 def test_a_discrete_action_outside_of_the_space_is_named(bad: int) -> None:
     with pytest.raises(EnvError, match=rf"env 1 got action {bad}: it must be in 1 \.\. 3"):
         check_values(np.array([1, bad, 3]), Discrete(3, start=1), first_env=0)
+
+
+@pytest.mark.gpu
+def test_discrete_actions_are_shifted_on_their_device() -> None:
+    raw = torch.tensor([[0, 2]], device="cuda")
+    shifted = ActionMap(MultiDiscrete([2, 3], start=[5, -1]))(raw)
+    assert shifted.is_cuda and shifted.tolist() == [[5, 1]]
 
 
 @pytest.mark.gpu

@@ -94,11 +94,6 @@ def test_impossible_settings_are_refused_by_their_key(arguments: dict, message: 
         envs.make("CartPole", "envpool", **arguments)
 
 
-def test_dict_observations_are_refused() -> None:
-    with pytest.raises(EnvError, match="observations of Dict"):
-        envs.make("BinPack", "envpool", 2)
-
-
 seeds = st.integers(0, 5000)
 epochs = st.integers(0, 200)
 

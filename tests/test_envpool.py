@@ -188,7 +188,7 @@ def rows(ids: list[int]) -> tuple[Any, ...]:
 def worker(monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], Any], timeout: float = 5.0) -> Any:
     fake = SimpleNamespace(make_gymnasium=lambda id, num_envs: FakePool(num_envs, answer))
     monkeypatch.setattr(envpool_worker, "envpool", fake)
-    return envpool_worker.PoolWorker("Toy-v0", slice(8, 12), timeout, {})
+    return envpool_worker.PoolWorker("Toy-v0", slice(8, 12), timeout, {}, lambda observations: observations)
 
 
 def test_rows_are_placed_by_env_id(monkeypatch: pytest.MonkeyPatch) -> None:

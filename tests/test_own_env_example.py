@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from gymnasium.spaces import MultiDiscrete
+from gymnasium.spaces import MultiBinary
 
 import envs
 from envs.base import EnvError
@@ -56,7 +56,7 @@ def test_a_taken_id_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"start_high": (1.0,)}, {"max_episode_steps": 0}, {"action_space": MultiDiscrete([2, 2])}]
+    "wrong", [{"start_high": (1.0,)}, {"max_episode_steps": 0}, {"action_space": MultiBinary(2)}]
 )
 def test_a_task_that_contradicts_itself_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(EnvError, match=next(iter(wrong))):
