@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-wp = pytest.importorskip("warp", reason="the warp extra is not installed")
+pytest.importorskip("warp", reason="the warp extra is not installed")
 pytest.importorskip("mujoco_warp", reason="the warp extra is not installed")
+
+import warp as wp
 
 from envs import make, warp_simulation
 from envs.base import EnvError
