@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
@@ -66,7 +67,10 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """Short hash of the checkout, with ``+`` where tracked files differ from it; empty outside a checkout."""
+    """Short hash of the checkout, with ``+`` where tracked files differ from it; what ``ROLLSCAN_COMMIT`` says instead
+    is for copies without a history. Empty where neither is there."""
+    if "ROLLSCAN_COMMIT" in os.environ:
+        return os.environ["ROLLSCAN_COMMIT"]
     root = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

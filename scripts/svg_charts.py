@@ -1,7 +1,8 @@
-"""Line and bar charts as SVG text for a page's own style sheet: no library, no script, no network.
+"""Line, scatter and bar charts as SVG text for a page's own style sheet: no library, no script, no network.
 
 Colours come from the page: a line or segment carries a CSS class, the drawing uses the classes ``line``, ``end``,
-``segment``, ``grid``, ``axis``, ``tick``, ``label``, ``name``, ``inside`` and ``value``. Lengths are in pixels.
+``segment``, ``mark``, ``whisker``, ``diagonal``, ``grid``, ``axis``, ``tick``, ``label``, ``name``, ``inside`` and
+``value``. Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -25,6 +26,17 @@ class Line(NamedTuple):
     name: str
     css_class: str
     points: Sequence[tuple[float, float]]
+
+
+class Mark(NamedTuple):
+    """One point of a scatter chart, with an interval along y."""
+
+    css_class: str
+    x: float
+    y: float
+    low: float
+    high: float
+    hint: str  #: shown under the pointer
 
 
 class Segment(NamedTuple):
@@ -91,12 +103,10 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, from_zero: boo
     x_ticks, y_ticks = ticks(0.0, max(xs)), ticks(min(ys), max(ys))
     x_scale = Scale(0.0, max(xs) or 1.0, LEFT, WIDTH - RIGHT)
     y_scale = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    middle = (LEFT + WIDTH - RIGHT) / 2
     body = [
         *_y_axis(y_scale, y_ticks),
         *_x_axis(x_scale, x_ticks),
-        f'<text class="label" x="0" y="12">{escape(y_label)}</text>',
-        f'<text class="label" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>',
+        *_labels(x_label, y_label),
         *(_curve(line, x_scale, y_scale) for line in drawn),
     ]
     return _svg(WIDTH, HEIGHT, f"{y_label} against {x_label}", body)
@@ -126,6 +136,40 @@ def _curve(line: Line, x_scale: Scale, y_scale: Scale) -> str:
     return (
         f'<g class="{line.css_class}"><title>{escape(line.name)}</title>'
         f'<polyline class="line" points="{path}"/><circle class="end" cx="{end_x}" cy="{end_y}" r="3.5"/></g>'
+    )
+
+
+def diagonal_chart(marks: Sequence[Mark], x_label: str, y_label: str) -> str:
+    """Points over two axes of one scale, with the diagonal where x equals y; intervals end at the frame."""
+    spread = [value for mark in marks for value in (mark.x, mark.y)]
+    values = ticks(min(spread), max(spread))
+    x_scale = Scale(values[0], values[-1], LEFT, WIDTH - RIGHT)
+    y_scale = Scale(values[0], values[-1], HEIGHT - BOTTOM, TOP)
+    body = [
+        *_y_axis(y_scale, values),
+        *_x_axis(x_scale, values),
+        *_labels(x_label, y_label),
+        f'<line class="diagonal" x1="{x_scale.start}" y1="{y_scale.start}" x2="{x_scale.end}" y2="{y_scale.end}"/>',
+        *(_mark(mark, x_scale, y_scale) for mark in marks),
+    ]
+    return _svg(WIDTH, HEIGHT, f"{y_label} against {x_label}", body)
+
+
+def _labels(x_label: str, y_label: str) -> list[str]:
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    return [
+        f'<text class="label" x="0" y="12">{escape(y_label)}</text>',
+        f'<text class="label" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>',
+    ]
+
+
+def _mark(mark: Mark, x_scale: Scale, y_scale: Scale) -> str:
+    x, y = x_scale(mark.x), y_scale(mark.y)
+    low, high = (y_scale(min(max(value, y_scale.low), y_scale.high)) for value in (mark.low, mark.high))
+    return (
+        f'<g class="{mark.css_class}"><title>{escape(mark.hint)}</title>'
+        f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
+        f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="4"/></g>'
     )
 
 

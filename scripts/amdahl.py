@@ -1,0 +1,121 @@
+"""What is a faster part worth? Amdahl's law, predicted and measured, in one report.
+
+    python scripts/amdahl.py preset=h200              # the corners of the project on one GPU: 400 s
+    python scripts/amdahl.py preset=smoke device=cpu  # the same report from a laptop, in under a minute
+    python scripts/amdahl.py preset=h200 only=Ant     # cells whose name has this text
+    python scripts/amdahl.py report=docs/results/amdahl.csv   # the page anew from the newest rows of a table
+
+A preset is a file under ``configs/amdahl``. The variants of a cell (credit backends, loss backends, CUDA graphs on and
+off) train in one process in turns. Appends to ``<out>/amdahl.csv`` and writes ``<out>/amdahl.html``, which needs no
+network. Exit status: 0, or 1 where something is refused or no cell could be measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from envs.base import EnvError
+from scripts.amdahl_cells import Cell, Preset, expand, read_preset
+from scripts.amdahl_html import page
+from scripts.amdahl_measure import EnvShelf, measure
+from scripts.amdahl_stats import Row, not_measured, read_rows, rows_of
+from scripts.amdahl_tables import closing_lines, title
+from scripts.provenance import append_rows, provenance
+from trainer.config import ConfigError
+from trainer.files import write_atomically
+from trainer.schema import one_line
+
+PACKAGES = ("triton", "envpool", "mujoco-warp", "warp-lang", "gymnasium")
+
+
+@dataclass
+class Options:
+    """What the command line may set."""
+
+    preset: str = "smoke"
+    device: str = "auto"
+    seed: int = 1
+    only: str = ""  #: measure only cells with this text in their name
+    out: str = "docs/results"
+    report: str = ""  #: a table to draw the page of, instead of measuring
+
+
+def _parse(arguments: list[str]) -> Options:
+    try:
+        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Options), OmegaConf.from_cli(arguments)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error, known=list(Options.__dataclass_fields__))) from error
+    if not isinstance(options, Options):
+        raise ConfigError("arguments are key=value")
+    return options
+
+
+def _measure_all(preset: Preset, cells: list[Cell]) -> Iterator[Row]:
+    """The rows of all cells, told as they come; a cell that fails or finds no time left is a row that says so."""
+    start = time.monotonic()
+    shelf = EnvShelf()
+    try:
+        for cell in cells:
+            spent = time.monotonic() - start
+            if spent + cell.seconds > preset.seconds:
+                rows = [not_measured(cell, f"{spent:.0f} of {preset.seconds:.0f} s were spent")]
+            else:
+                rows = _measured_rows(cell, shelf)
+            print(f"[{time.monotonic() - start:4.0f} s] {_told(rows)}", flush=True)
+            yield from rows
+    finally:
+        shelf.close()
+
+
+def _measured_rows(cell: Cell, shelf: EnvShelf) -> list[Row]:
+    try:
+        return rows_of(measure(cell, shelf))
+    except (ConfigError, EnvError, RuntimeError) as error:  # an OutOfMemoryError is a RuntimeError
+        return [not_measured(cell, " ".join(str(error).split())[:200])]
+
+
+def _told(rows: list[Row]) -> str:
+    pairs = [f"{row.variant} {row.measured:.3f}x ({row.predicted:.3f}x predicted)" for row in rows if row.is_pair]
+    return f"{title(rows[0])}: {', '.join(pairs) or f'not measured: {rows[0].note}'}"
+
+
+def run(options: Options) -> int:
+    """Measure or read, write the report, print the summary; returns the exit status."""
+    if options.report:
+        table = Path(options.report)
+        rows, origin = read_rows(table)
+        folder = table.parent
+    else:
+        preset, folder = read_preset(options.preset), Path(options.out)
+        cells = [cell for cell in expand(preset, options.device, options.seed) if options.only in title(cell.labels)]
+        if not cells:
+            raise ConfigError(f"only={options.only}: no cell of preset={options.preset} has this in its name")
+        rows = list(_measure_all(preset, cells))
+        origin = {name: str(value) for name, value in provenance(PACKAGES).items()}
+        append_rows(folder / "amdahl.csv", [{**origin, **asdict(row)} for row in rows])
+    write_atomically(folder / "amdahl.html", lambda file: file.write(page(rows, origin).encode()))
+    print("\n".join(closing_lines(rows)))
+    print(f"report: {folder / 'amdahl.html'}")
+    return 0 if any(row.is_pair for row in rows) else 1
+
+
+def main() -> None:
+    """Run, or refuse in one line."""
+    try:
+        sys.exit(run(_parse(sys.argv[1:])))
+    except (ConfigError, EnvError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

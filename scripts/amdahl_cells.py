@@ -1,0 +1,184 @@
+"""What `scripts/amdahl.py` measures: a preset is cells, a cell is one setting of the trainer in several variants."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from trainer.config import Config, ConfigError
+from trainer.report import engine_name
+from trainer.schema import CONFIG_FOLDER, compose_config, one_line
+
+PRESETS = CONFIG_FOLDER / "amdahl"
+
+
+@dataclass
+class Comparison:
+    """Runs that differ in one thing; the last variant is the one that the others are compared with."""
+
+    parts: list[str]  #: what the difference makes faster, timed alone: keys of `amdahl_measure.PARTS`
+    variants: dict[str, list[str]]  #: a name: overrides of `scripts/train.py`
+
+
+@dataclass
+class Cells:
+    """One cell for each combination of the swept values."""
+
+    compare: str  #: a key of the preset's comparisons
+    settings: list[str] = field(default_factory=list)  #: overrides
+    sweep: dict[str, list[Any]] = field(default_factory=dict)  #: a key of the trainer: its values
+    seconds: float = 10.0  #: budget of each cell, building its runs included; five rounds are always measured
+    warmup: int = 3  #: updates of each run that are not measured
+    turn: int = 1  #: updates that a run makes before it is the next one's turn
+    skip: int = 0  #: of each turn, so many first updates are not measured
+    control: bool = True  #: also run the last variant with its clock switched off
+
+
+@dataclass
+class Preset:
+    """A file under ``configs/amdahl``."""
+
+    comparisons: dict[str, Comparison]
+    cells: list[Cells]
+    seconds: float = 400.0  #: budget of all cells; those that find it spent are listed as not measured
+    settings: list[str] = field(default_factory=list)  #: overrides of every run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """What tells cells apart: the first columns of a table."""
+
+    compare: str
+    algo: str
+    env: str
+    engine: str
+    num_envs: int
+    rollout_length: int
+    hidden: str
+    epochs: int
+    minibatches: int
+
+    @classmethod
+    def of(cls, compare: str, config: Config) -> Labels:
+        """The labels of a run that is compared in this way."""
+        return cls(
+            compare=compare,
+            algo=config.algo,
+            env=config.env.id,
+            engine=engine_name(config),
+            num_envs=config.num_envs,
+            rollout_length=config.rollout_length,
+            hidden="-".join(map(str, config.policy.hidden_sizes)),
+            epochs=config.ppo.update_epochs,
+            minibatches=config.ppo.num_minibatches,
+        )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of a cell."""
+
+    name: str
+    config: Config
+    has_clock: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of the trainer, whose variants are compared."""
+
+    compare: str
+    parts: tuple[str, ...]
+    baselines: tuple[Variant, ...]
+    candidate: Variant
+    control: Variant | None
+    seconds: float
+    warmup: int
+    turn: int
+    skip: int
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """All runs, in the order in which they take turns."""
+        return (*self.baselines, self.candidate, *((self.control,) if self.control else ()))
+
+    @property
+    def labels(self) -> Labels:
+        """What tells this cell apart."""
+        return Labels.of(self.compare, self.candidate.config)
+
+
+def read_preset(name: str) -> Preset:
+    """The preset of this name.
+
+    Raises:
+        ConfigError: there is none, or its file is refused; one line.
+    """
+    path = PRESETS / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in PRESETS.glob("*.yaml")))
+        raise ConfigError(f"preset={name}: there is no such preset under configs/amdahl: {known}")
+    return parse_preset(path)
+
+
+def parse_preset(path: Path) -> Preset:
+    """A preset's file, checked.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value is of the wrong type; one line.
+    """
+    try:
+        preset = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Preset), OmegaConf.load(path)))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{path.name}: {one_line(error, known=_keys())}") from error
+    if not isinstance(preset, Preset):
+        raise ConfigError(f"{path.name} is not a mapping of keys")
+    for cells in preset.cells:
+        if cells.compare not in preset.comparisons:
+            raise ConfigError(
+                f"{path.name}: cells.compare={cells.compare} is not one of its comparisons: "
+                f"{', '.join(preset.comparisons)}"
+            )
+        if not 0 <= cells.skip < cells.turn:
+            raise ConfigError(f"{path.name}: cells.skip={cells.skip} must be less than cells.turn={cells.turn}")
+    return preset
+
+
+def _keys() -> list[str]:
+    return [key for schema in (Preset, Cells, Comparison) for key in schema.__dataclass_fields__]
+
+
+def expand(preset: Preset, device: str, seed: int) -> Iterator[Cell]:
+    """All cells of a preset, in its order, every run's configuration composed and validated.
+
+    Raises:
+        ConfigError: a setting is refused; one line.
+    """
+    common = [f"device={device}", f"seed={seed}", *preset.settings]
+    for cells in preset.cells:
+        comparison = preset.comparisons[cells.compare]
+        for values in itertools.product(*cells.sweep.values()):
+            swept = [f"{key}={_text(value)}" for key, value in zip(cells.sweep, values, strict=True)]
+            yield _cell(cells, comparison, [*common, *cells.settings, *swept])
+
+
+def _text(value: Any) -> str:
+    return str(value).replace(" ", "")
+
+
+def _cell(cells: Cells, comparison: Comparison, settings: list[str]) -> Cell:
+    *baselines, candidate = (
+        Variant(name, compose_config([*settings, *overrides])) for name, overrides in comparison.variants.items()
+    )
+    control = Variant(f"{candidate.name}, no clock", candidate.config, has_clock=False) if cells.control else None
+    parts = tuple(comparison.parts)
+    return Cell(
+        cells.compare, parts, tuple(baselines), candidate, control, cells.seconds, cells.warmup, cells.turn, cells.skip
+    )

@@ -1,0 +1,136 @@
+"""The report of `scripts/amdahl.py` as one self-contained HTML page: inline SVG and style, no script, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from scripts.amdahl_stats import Row
+from scripts.amdahl_tables import FACTS, NEAR, cells_of, closing_lines, figure_rows, missed, ratio_text, title
+from scripts.html_page import document, header, note, phase_key, section, table
+from scripts.svg_charts import Bar, Mark, Segment, bar_chart, diagonal_chart
+from trainer.timing import PHASES
+
+#: (light, dark) of the marks, by how sure the difference is.
+MARKS = {"mark-noise": ("#8a94a3", "#8a94a3"), "mark-sure": ("#c62f4b", "#ff8099")}
+#: Pairs up to this ratio are drawn a second time on a scale of their own.
+SMALL = 1.1
+
+CSS = """
+.diagonal { stroke: var(--soft); stroke-dasharray: 5 4; } .whisker { stroke: var(--color); stroke-width: 1.5; }
+.mark { fill: var(--color); } .map td { text-align: center; padding: 6px 10px; min-width: 7em; }
+.map td.worth { background: color-mix(in srgb, #1b7f6b var(--worth), transparent); }
+.map td.cost { background: color-mix(in srgb, #c2410c var(--worth), transparent); }
+.map td.noise { color: var(--soft); }
+"""
+
+
+def page(rows: Sequence[Row], origin: dict[str, str]) -> str:
+    """The whole page as text.
+
+    Args:
+        rows: one per run of each cell.
+        origin: where they come from (`scripts.provenance`), shown as it is.
+    """
+    pairs = [row for row in rows if row.is_pair]
+    about = f"{len(pairs)} pairs of runs in {len(cells_of(rows))} cells on {origin.get('gpu') or origin.get('cpu')}"
+    name = "What a faster part is worth"
+    body = [
+        header(name, about),
+        section("summary", "In short", "".join(note(line) for line in closing_lines(rows))),
+        section("prediction", "Predicted against measured", _prediction(pairs)),
+        section("map", "Where it matters", _map(rows)),
+        section("phases", "Where the time of an update goes", _phases(rows)),
+        section("figures", "Figures", _figures(rows)),
+        section("origin", "Where the figures come from", table(["value"], [(k, [v]) for k, v in origin.items()])),
+    ]
+    return document(name, body, MARKS, CSS)
+
+
+def _prediction(pairs: Sequence[Row]) -> str:
+    about = note(
+        "Each point is a pair of runs that took turns; across: 1 / ((1 - p) + p / s), from the share p in the slower "
+        "setting and the speed-up s of the part alone; up: time per update, baseline by candidate, with its 95 % "
+        "bootstrap interval. On the dashed line the prediction is right. Grey: the interval holds 1."
+    )
+    if not pairs:
+        return about
+    small = [row for row in pairs if max(row.predicted, row.measured) <= SMALL]
+    charts = "".join(_chart(some, what) for some, what in ((pairs, ""), (small, f", up to {SMALL}x")) if some)
+    off = "".join(
+        note(f"Off by more than {NEAR:.0%}: {title(row)}, {row.variant}: {row.error:+.1%}. {_explained(row)}")
+        for row in missed(pairs)
+    )
+    return f'{about}<div class="pair">{charts}</div>{off}'
+
+
+def _explained(row: Row) -> str:
+    if row.low <= row.predicted <= row.high:
+        return "The prediction is inside the interval: the rounds are too noisy to tell."
+    return f"Phases outside the part stand at {ratio_text(row.rest)}: that much has nothing to do with it."
+
+
+def _chart(pairs: Sequence[Row], what: str) -> str:
+    marks = [
+        Mark(
+            "mark-noise" if row.is_noise else "mark-sure",
+            row.predicted,
+            row.measured,
+            row.low,
+            row.high,
+            f"{title(row)}: {row.variant}, predicted {ratio_text(row.predicted)}, measured {ratio_text(row.measured)}",
+        )
+        for row in pairs
+    ]
+    return diagonal_chart(marks, f"predicted{what}", "measured")
+
+
+def _map(rows: Sequence[Row]) -> str:
+    about = note(
+        "How many times faster an update is with the candidate (the last variant) than with the baseline of the column."
+        " Green: faster; orange: slower; grey: within noise, which includes every cell where the answer is nothing."
+    )
+    pairs = {(title(row), row.variant): row for row in rows if row.is_pair}
+    columns = list(dict.fromkeys(variant for _, variant in pairs))
+    head = "".join(f'<th scope="col">{escape(f"against {name}")}</th>' for name in columns)
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(_tile(pairs.get((name, column))) for column in columns)}</tr>'
+        for name in dict.fromkeys(name for name, _ in pairs)
+    )
+    grid = f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'{about}<div class="scroll map">{grid}</div>'
+
+
+def _tile(row: Row | None) -> str:
+    if row is None:
+        return "<td></td>"
+    kind = "noise" if row.is_noise else "worth" if row.measured > 1.0 else "cost"
+    strength = min(abs(row.measured - 1.0) * 200.0, 70.0)
+    words = f"{ratio_text(row.measured)} within noise" if row.is_noise else ratio_text(row.measured)
+    return f'<td class="{kind}" style="--worth: {strength:.0f}%">{escape(words)}</td>'
+
+
+def _phases(rows: Sequence[Row]) -> str:
+    about = note("Median milliseconds per update; each cell has a scale of its own. Percentages: share of the update.")
+    charts = "".join(
+        f'<h3>{escape(name)}</h3><div class="bars">{_bars(name, runs)}</div>' for name, runs in cells_of(rows).items()
+    )
+    return f"{about}{phase_key(PHASES)}{charts}"
+
+
+def _bars(name: str, runs: Sequence[Row]) -> str:
+    bars = [Bar(row.variant, [_segment(row, phase) for phase in PHASES], f"{row.total_ms:.2f} ms") for row in runs]
+    return bar_chart(bars, f"milliseconds per update: {name}", max(sum(row.phases_ms.values()) for row in runs))
+
+
+def _segment(row: Row, phase: str) -> Segment:
+    share = f"{row.phases_ms[phase] / row.total_ms:.1%}"
+    return Segment(f"phase-{phase}", row.phases_ms[phase], share, f"{phase}: {share}, {row.phases_ms[phase]:.3f} ms")
+
+
+def _figures(rows: Sequence[Row]) -> str:
+    about = note(
+        "p: share of the parts that differ, in the baseline. s: their speed-up, timed alone on the same tensors. rest: "
+        "time outside of them, baseline by candidate; where it is not 1, something else differed. ms: of the baseline."
+    )
+    return f"{about}{table([name for name, _ in FACTS], figure_rows(rows))}"

@@ -1,0 +1,215 @@
+"""Runs of a cell in one process, in turns A B A B with the same seeds: what their updates take, in all and alone.
+
+End-to-end times come from the host's clock around whole updates, shares from the run's own phase clock, and speed-ups
+of a part from calling that part alone: three measurements that do not know of each other.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from envs.base import VecEnv
+from scripts.amdahl_cells import Cell, Variant
+from trainer.builder import make_env, resolve_device
+from trainer.config import Config
+from trainer.console import QuietConsole
+from trainer.loop import Trainer
+from trainer.probe import compare_credit, estimator_of, synchronize
+from trainer.rollout import Rollout
+
+MIN_ROUNDS, MAX_ROUNDS = 5, 60
+#: Rounds between two timings of the parts alone.
+PARTS_INTERVAL = 4
+
+
+class Sample(NamedTuple):
+    """One update."""
+
+    wall_ms: float  #: by the host's clock, from an idle device to an idle device
+    phases_ms: dict[str, float]  #: by the run's clock; without parts of ``update``
+
+
+@dataclass
+class Run:
+    """One variant under way."""
+
+    variant: Variant
+    trainer: Trainer
+    rounds: list[list[Sample]] = field(default_factory=list)
+
+    def update(self) -> Sample:
+        """One whole update, its logging included."""
+        trainer, clock = self.trainer, self.trainer.clock
+        synchronize(trainer.device)
+        clock.start()
+        start = time.perf_counter()
+        metrics = trainer.train_one_update()
+        clock.lap()
+        logging = clock.read()  # reading the update's figures, which a run counts in the next update
+        wall_ms = (time.perf_counter() - start) * 1e3
+        totals = {name: metrics[f"time/{name}_ms"] + ms for name, ms in logging.items() if f"time/{name}_ms" in metrics}
+        return Sample(wall_ms, totals)
+
+    def take_turn(self, updates: int, skipped: int) -> None:
+        """Make some updates and keep what they took, without the first ``skipped``."""
+        self.rounds.append([self.update() for _ in range(updates)][skipped:])
+
+    @property
+    def newest(self) -> tuple[Rollout, Tensor]:
+        """The rollout and rewards of the last update."""
+        if self.trainer.newest is None:
+            raise RuntimeError(f"{self.variant.name}: there was no update yet")
+        return self.trainer.newest
+
+
+class PartTimes(NamedTuple):
+    """A part alone, in a baseline and in the candidate."""
+
+    baseline_ms: float
+    candidate_ms: float
+
+
+def _time_credit(baseline: Run, candidate: Run) -> PartTimes:
+    """Both runs' credit calls on the baseline's live tensors."""
+    calls = [estimator_of(run.trainer.config.credit, run.trainer.backend) for run in (baseline, candidate)]
+    times = compare_credit(calls[0], calls[1], *baseline.newest)
+    return PartTimes(times.used_ms, times.other_ms)
+
+
+def _time_update(baseline: Run, candidate: Run) -> PartTimes:
+    """Each run's algorithm once more on its last rollout, credit included."""
+
+    def update(run: Run) -> float:
+        return _alone(run, lambda: run.trainer.algorithm.update(*run.newest, run.trainer.progress))
+
+    return PartTimes(update(baseline), update(candidate))
+
+
+def _time_collect(baseline: Run, candidate: Run) -> PartTimes:
+    """One rollout more of each run."""
+    return PartTimes(*(_alone(run, run.trainer.source.collect) for run in (baseline, candidate)))
+
+
+def _alone(run: Run, call: Callable[[], object]) -> float:
+    """Milliseconds of a call from an idle device to an idle device."""
+    synchronize(run.trainer.device)
+    start = time.perf_counter()
+    call()
+    synchronize(run.trainer.device)
+    return (time.perf_counter() - start) * 1e3
+
+
+class Part(NamedTuple):
+    """A part of an update that a comparison makes faster."""
+
+    phases: tuple[str, ...]  #: of the clock; together they are the part's share
+    time: Callable[[Run, Run], PartTimes]  #: the part alone
+
+
+PARTS = {
+    "credit": Part(("credit",), _time_credit),
+    "update": Part(("credit", "update"), _time_update),
+    "collect": Part(("env_step", "transfer", "inference", "normalize"), _time_collect),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came out of one cell."""
+
+    cell: Cell
+    runs: dict[str, Run]  #: by variant
+    parts: dict[str, list[dict[str, PartTimes]]]  #: by baseline: timings of every part
+
+    @property
+    def rounds(self) -> int:
+        """Turns that every run took."""
+        return len(self.runs[self.cell.candidate.name].rounds)
+
+
+class EnvShelf:
+    """Envs that outlive a cell: the k-th run of each cell with the same envs steps the k-th of them."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._envs: list[VecEnv] = []
+
+    def take(self, config: Config, index: int) -> VecEnv:
+        """The env of a cell's run, as new; those of other settings are closed."""
+        key = (config.env, config.num_envs, config.seed, config.device)
+        if key != self._key:
+            self.close()
+            self._key = key
+        if index < len(self._envs):
+            self._envs[index].reseed(0)
+        else:
+            self._envs.append(make_env(config.env, config.num_envs, resolve_device(config.device), config.seed))
+        return self._envs[index]
+
+    def close(self) -> None:
+        """End all envs."""
+        for env in self._envs:
+            env.close()
+        self._envs = []
+
+
+def measure(cell: Cell, shelf: EnvShelf) -> Measured:
+    """Build a cell's runs, warm them up, and let them take turns until the cell's budget is spent.
+
+    Raises:
+        ConfigError, EnvError, RuntimeError: a run cannot be built, or failed.
+    """
+    deadline = time.monotonic() + cell.seconds
+    with _runs(cell, shelf) as runs:
+        for run in runs.values():
+            run.take_turn(cell.warmup, skipped=cell.warmup)
+            run.rounds.clear()
+        parts: dict[str, list[dict[str, PartTimes]]] = {baseline.name: [] for baseline in cell.baselines}
+        measured = Measured(cell, runs, parts)
+        while measured.rounds < MIN_ROUNDS or (measured.rounds < MAX_ROUNDS and time.monotonic() < deadline):
+            _take_turns(measured)
+        return measured
+
+
+def _take_turns(measured: Measured) -> None:
+    """One round: every run once, forward and backward in turns, and now and then the parts alone."""
+    cell, number = measured.cell, measured.rounds
+    runs = list(measured.runs.values())
+    for run in runs if number % 2 == 0 else reversed(runs):
+        torch.manual_seed(run.trainer.config.seed + number)  # every run draws the same actions and minibatches
+        run.take_turn(cell.turn, cell.skip)
+    if number % PARTS_INTERVAL == 0:
+        candidate = measured.runs[cell.candidate.name]
+        for baseline, found in measured.parts.items():
+            found.append({part: PARTS[part].time(measured.runs[baseline], candidate) for part in cell.parts})
+
+
+@contextmanager
+def _runs(cell: Cell, shelf: EnvShelf) -> Iterator[dict[str, Run]]:
+    """The cell's runs by their variants' names, whose memory is free again afterwards."""
+    runs: dict[str, Run] = {}
+    try:
+        for index, variant in enumerate(cell.variants):
+            runs[variant.name] = _build(variant, shelf.take(variant.config, index))
+        yield runs
+    finally:
+        for run in runs.values():
+            run.trainer.source.close()
+            del run.trainer
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _build(variant: Variant, env: VecEnv) -> Run:
+    trainer = Trainer(variant.config, QuietConsole(), env)
+    if not variant.has_clock:
+        vars(trainer.clock)["phase"] = nullcontext  # in place of the method: no stamp is taken
+    return Run(variant, trainer)

@@ -1,0 +1,106 @@
+"""Rows of `scripts/amdahl.py` as words: names of cells, the table of figures, and what closes the report."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+from scripts.amdahl_cells import Labels
+from scripts.amdahl_stats import Row
+
+#: A prediction this near to the measured ratio is called right.
+NEAR = 0.03
+#: Phases must explain so much of the wall time, and timing them may cost so much.
+CLOSURE, CLOCK = 0.98, 0.01
+
+
+def title(labels: Labels) -> str:
+    """A cell's name: env, engine, envs x steps, network, algorithm with its passes, what is compared."""
+    algorithm = f"ppo {labels.epochs}x{labels.minibatches}" if labels.algo == "ppo" else labels.algo
+    name = f"{labels.env} {labels.engine} {labels.num_envs}x{labels.rollout_length}, {labels.hidden}, {algorithm}"
+    return name if labels.compare == "credit" else f"{name}, {labels.compare}"
+
+
+def cells_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each cell that was measured, by its name."""
+    cells: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.rounds:
+            cells.setdefault(title(row), []).append(row)
+    return cells
+
+
+def ratio_text(value: float) -> str:
+    """``1.0234x``."""
+    return f"{value:.3f}x"
+
+
+def verdict(row: Row) -> str:
+    """A pair in words: what the candidate is worth, or that the rounds cannot tell."""
+    return "within noise" if row.is_noise else f"{row.measured - 1:+.1%}"
+
+
+#: Columns of the table of figures.
+FACTS: list[tuple[str, Callable[[Row], str]]] = [
+    ("against", lambda row: row.candidate),
+    ("rounds", lambda row: str(row.rounds)),
+    ("ms", lambda row: f"{row.total_ms:.2f}"),
+    ("p", lambda row: f"{row.share:.2%}"),
+    ("s", lambda row: f"{row.speedup:.2f}"),
+    ("predicted", lambda row: ratio_text(row.predicted)),
+    ("measured", lambda row: ratio_text(row.measured)),
+    ("95 % interval", lambda row: f"{row.low:.3f} to {row.high:.3f}"),
+    ("off by", lambda row: f"{row.error:+.1%}"),
+    ("rest", lambda row: ratio_text(row.rest)),
+    ("worth", verdict),
+]
+
+
+def figure_rows(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
+    """Every pair with its facts."""
+    return [(f"{title(row)}: {row.variant}", [fact(row) for _, fact in FACTS]) for row in rows if row.is_pair]
+
+
+def figures_text(rows: Sequence[Row]) -> str:
+    """The table of figures, aligned."""
+    lines = [["", *(name for name, _ in FACTS)], *([name, *cells] for name, cells in figure_rows(rows))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]) for cells in lines)
+
+
+def missed(rows: Sequence[Row]) -> list[Row]:
+    """Pairs whose prediction is not near."""
+    return [row for row in rows if row.is_pair and abs(row.error) > NEAR]
+
+
+def closing_lines(rows: Sequence[Row]) -> list[str]:
+    """How the report's own claims came out: predictions, noise, closure, the clock's cost, what is missing."""
+    pairs = [row for row in rows if row.is_pair]
+    runs = [row for row in rows if row.rounds]
+    clocks = [row for row in runs if not math.isnan(row.clock)]
+    lines = []
+    if pairs:
+        near = len(pairs) - len(missed(rows))
+        noise = sum(row.is_noise for row in pairs)
+        lines += [
+            f"prediction: {near} of {len(pairs)} pairs within {NEAR:.0%} ({near / len(pairs):.0%}), median error "
+            f"{statistics.median(abs(row.error) for row in pairs):.2%}",
+            f"noise: {noise} of {len(pairs)} pairs show no difference, their interval holds 1",
+        ]
+    if runs:
+        lowest = min(runs, key=lambda row: row.closure)
+        open_ = min(runs, key=lambda row: row.named)
+        closed = sum(row.named >= CLOSURE for row in runs)
+        lines += [
+            f"closure: the phases sum to at least {lowest.closure:.2%} of the wall time; without `other` to at least "
+            f"{open_.named:.2%} ({title(open_)}: {open_.variant}), in {closed} of {len(runs)} runs to {CLOSURE:.0%}",
+        ]
+    if clocks:
+        dearest = max(clocks, key=lambda row: row.clock)
+        lines += [
+            f"clock: timing the phases costs {statistics.median(row.clock for row in clocks) - 1:+.2%} (median of "
+            f"{len(clocks)} cells), at most {dearest.clock - 1:+.2%} ({dearest.clock_low - 1:+.2%} to "
+            f"{dearest.clock_high - 1:+.2%}; {title(dearest)})",
+        ]
+    return lines + [f"not measured: {title(row)}: {row.note}" for row in rows if not row.rounds]
