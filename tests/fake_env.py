@@ -15,11 +15,11 @@ from envs.base import StepResult, VecEnv
 from trainer.collector import Collector
 from trainer.config import CreditConfig, PolicyConfig, PPOConfig
 from trainer.estimator import Estimate, estimate
+from trainer.graphs import Graphs
 from trainer.normalize import ObservationNormalizer, ValueNormalizer, moments
 from trainer.policy import Action, ActorCritic, Evaluation
 from trainer.ppo import PPO
 from trainer.rollout import Rollout
-from trainer.timing import PhaseClock
 
 CPU = torch.device("cpu")
 OBSERVATION_SIZE = 3
@@ -137,8 +137,7 @@ def make_collector(
     value_normalizer: ValueNormalizer | None = None,
 ) -> Collector:
     action_map = ActionMap(env.single_action_space, "clip")
-    clock = PhaseClock(CPU)
-    return Collector(env, policy, observation_normalizer, value_normalizer, action_map, rollout_length, clock)
+    return Collector(env, policy, observation_normalizer, value_normalizer, action_map, rollout_length, Graphs())
 
 
 def collect(script: Script, policy: ActorCritic | None = None) -> Rollout:
@@ -171,7 +170,7 @@ class PPOCase:
         self.rollout = make_collector(env, self.policy, len(script.rewards)).collect()
         self.value_normalizer = ValueNormalizer() if value_normalizer else None
         config = PPOConfig(**{"learning_rate": 1e-2, "lr_schedule": "constant", **options})
-        self.ppo = PPO(self.policy, self.value_normalizer, lambda *_: self.estimate, config, PhaseClock(CPU))
+        self.ppo = PPO(self.policy, self.value_normalizer, lambda *_: self.estimate, config, Graphs())
         self.estimate = estimate(self.rollout, self.rollout.rewards, CreditConfig(), "torch")
         self.batches: list[Tensor] = []
         self.snapshots: list[dict[str, Tensor]] = []

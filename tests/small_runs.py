@@ -72,7 +72,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 def without_times(row: dict[str, Any]) -> dict[str, Any]:
     """A row of metrics without what the clock decided."""
-    return {key: value for key, value in row.items() if key not in TIMES and not key.startswith("time/")}
+    return {key: value for key, value in row.items() if key not in TIMES and not key.startswith(("time/", "share/"))}
 
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:

@@ -17,11 +17,11 @@ from torch.multiprocessing.spawn import spawn
 from trainer import distributed
 from trainer.config import CreditConfig, PPOConfig
 from trainer.estimator import estimate
+from trainer.graphs import Graphs
 from trainer.normalize import RunningMoments, ValueNormalizer, moments
 from trainer.policy import ActorCritic
 from trainer.ppo import PPO
 from trainer.rollout import Rollout
-from trainer.timing import PhaseClock
 
 RANKS = 2
 Result = dict[str, Any]
@@ -52,7 +52,7 @@ def update(
     """One update; all metrics, and the parameters and number of steps afterwards."""
     config = PPOConfig(**{"learning_rate": 1e-2, "lr_schedule": "constant", **options})
     estimator = partial(estimate, config=CreditConfig(), backend="torch")
-    ppo = PPO(policy, normalizer, estimator, config, PhaseClock(CPU))
+    ppo = PPO(policy, normalizer, estimator, config, Graphs())
     torch.manual_seed(seed)
     metrics = ppo.update(rollout, rollout.rewards, 0.0)
     state = ppo.optimizer.state_dict()["state"]

@@ -64,7 +64,8 @@ def expected_estimate(rollout: Rollout, kind: str) -> tuple[Tensor, Tensor]:
 def test_estimates_equal_the_reference(
     script: Script, kind: str, backend: Backend, torch_mode: str, device: str
 ) -> None:
-    rollout = Rollout(**{name: tensor.to(device) for name, tensor in vars(collect(script)).items()})
+    tensors = {name: field for name, field in vars(collect(script)).items() if isinstance(field, Tensor)}
+    rollout = Rollout(**{name: tensor.to(device) for name, tensor in tensors.items()})
     config = CreditConfig(estimator=kind, torch_mode=torch_mode, **COEFFICIENTS)
     result = estimator.estimate(rollout, rollout.rewards, config, backend)
     advantages, targets = expected_estimate(collect(script), kind)

@@ -13,6 +13,7 @@ from trainer.distributions import Categorical
 
 ALL = torch.ones(4, dtype=torch.bool)
 FOUR = torch.tensor(4.0)
+CLIP = torch.tensor(0.2)
 ADVANTAGES = torch.tensor([1.0, -2.0, 3.0, 0.5])
 LOG_RATIO = torch.tensor([0.1, -0.1, 0.3, 0.0])
 SQUARES = torch.tensor([1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0, 64.0, 81.0, 100.0]).view(5, 2)
@@ -25,8 +26,8 @@ def moments(values: Tensor) -> Tensor:
 
 def surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float = 0.2) -> losses.SurrogateLoss:
     valid = torch.ones(len(log_ratio), dtype=torch.bool)
-    count = torch.tensor(float(len(log_ratio)))
-    return losses.clipped_surrogate(log_ratio, torch.zeros_like(log_ratio), advantages, valid, count, clip_range)
+    count, clip = torch.tensor(float(len(log_ratio))), torch.tensor(clip_range, dtype=log_ratio.dtype)
+    return losses.clipped_surrogate(log_ratio, torch.zeros_like(log_ratio), advantages, valid, count, clip)
 
 
 def test_clipped_surrogate_has_the_known_value() -> None:
@@ -71,7 +72,7 @@ def test_a_column_among_batch_vectors_is_refused_by_the_surrogate(columns: tuple
     tensors = (LOG_RATIO, torch.zeros(4), ADVANTAGES, ALL)
     new, old, advantages, valid = (x[:, None] if column else x for x, column in zip(tensors, columns, strict=True))
     with pytest.raises(ValueError, match=r"has shape \(4, 1\), expected \[batch\]"):
-        losses.clipped_surrogate(new, old, advantages, valid, FOUR, 0.2)
+        losses.clipped_surrogate(new, old, advantages, valid, FOUR, CLIP)
 
 
 @pytest.mark.parametrize("column", range(4))
@@ -79,7 +80,7 @@ def test_a_column_among_batch_vectors_is_refused_by_the_value_loss(column: int) 
     tensors = (torch.zeros(4), torch.zeros(4), torch.zeros(4), ALL)
     values, old, targets, valid = (x[:, None] if index == column else x for index, x in enumerate(tensors))
     with pytest.raises(ValueError, match=r"\(4, 1\)"):
-        losses.value_loss(values, old, targets, valid, FOUR, 0.2)
+        losses.value_loss(values, old, targets, valid, FOUR, CLIP)
 
 
 def test_a_shorter_vector_is_refused_by_name() -> None:
@@ -124,8 +125,8 @@ def test_rows_that_do_not_count_change_no_loss_and_no_gradient(poison: float) ->
         rows = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)).masked_fill(~valid, filler)
         rows.requires_grad_()
         a, b, c, d = rows.unbind()
-        loss = losses.clipped_surrogate(a, b, c, valid, three, 0.2).loss
-        loss = loss + losses.value_loss(d, b.detach(), c.detach(), valid, three, 0.2)
+        loss = losses.clipped_surrogate(a, b, c, valid, three, CLIP).loss
+        loss = loss + losses.value_loss(d, b.detach(), c.detach(), valid, three, CLIP)
         (loss + losses.entropy_bonus(a, valid, three)).backward()
         assert rows.grad is not None
         return loss.detach(), rows.grad
@@ -136,7 +137,7 @@ def test_rows_that_do_not_count_change_no_loss_and_no_gradient(poison: float) ->
 
 def test_a_batch_without_a_valid_row_has_a_loss_of_zero() -> None:
     none, zero = torch.zeros(4, dtype=torch.bool), torch.tensor(0.0)
-    result = losses.clipped_surrogate(LOG_RATIO, LOG_RATIO, ADVANTAGES, none, zero, 0.2)
+    result = losses.clipped_surrogate(LOG_RATIO, LOG_RATIO, ADVANTAGES, none, zero, CLIP)
     assert [float(x) for x in result] == [0.0, 0.0, 0.0]
 
 

@@ -294,7 +294,7 @@ def test_the_log_deviation_never_leaves_its_bounds_and_is_not_stuck_there() -> N
     assert log_std is not None
     case.update()
     assert torch.equal(log_std, torch.full((2,), 2.0))
-    case.ppo.config.entropy_coef = -100.0
+    case.ppo.objective.entropy_coef.fill_(-100.0)
     for _ in range(3):
         case.update()
     assert (log_std < 2.0).all()

@@ -160,7 +160,7 @@ def test_a_failure_half_way_through_an_update_saves_nothing(tmp_path: Path, monk
     def fails(self: PPO, *_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(PPO, "_step", fails)
+    monkeypatch.setattr(PPO, "_backward", fails)
     with pytest.raises(RuntimeError, match="out of memory"):
         train(small_config(f"out={tmp_path / 'run'}"), tmp_path)
     assert not list((tmp_path / "run").glob("checkpoints/*.pt"))

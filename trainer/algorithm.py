@@ -12,10 +12,10 @@ from envs.actions import ActionMap
 from envs.base import VecEnv
 from kernels.operations import Backend
 from trainer.console import Console
+from trainer.graphs import Graphs
 from trainer.normalize import ObservationNormalizer, ValueNormalizer
 from trainer.policy import ActorCritic
 from trainer.rollout import Rollout
-from trainer.timing import PhaseClock
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Parts:
     action_map: ActionMap
     observation_normalizer: ObservationNormalizer | None
     value_normalizer: ValueNormalizer | None
-    clock: PhaseClock
+    graphs: Graphs  #: with the run's clock
     backend: Backend  #: of the credit kernels
     device: torch.device
     console: Console

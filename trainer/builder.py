@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -12,8 +14,12 @@ from trainer import distributed
 from trainer.algorithm import Method, Parts
 from trainer.collector import Collector
 from trainer.config import Config, ConfigError, EnvConfig
+from trainer.console import Console
 from trainer.estimator import estimate
+from trainer.graphs import Graphs
+from trainer.policy import ActorCritic
 from trainer.ppo import PPO
+from trainer.timing import PhaseClock
 
 
 def resolve_device(name: str) -> torch.device:
@@ -63,9 +69,10 @@ def autocast_dtype(config: Config) -> torch.dtype | None:
     return torch.bfloat16 if config.autocast == "bfloat16" else None
 
 
-def wants_graphs(config: Config, device: torch.device) -> bool:
-    """Whether minibatch steps are to be CUDA graphs: a CPU has none."""
-    return config.cuda_graphs and device.type == "cuda"
+def make_graphs(config: Config, device: torch.device, clock: PhaseClock, console: Console) -> Graphs:
+    """How the run's steps become CUDA graphs: on a CPU there are none."""
+    enabled = config.cuda_graphs and device.type == "cuda"
+    return Graphs(clock, enabled, config.timing.detail == "high", console.notice)
 
 
 def graph_obstacle(config: Config) -> str | None:
@@ -77,9 +84,44 @@ def graph_obstacle(config: Config) -> str | None:
     return None
 
 
+def resolve_loss_backend(config: Config, policy: ActorCritic, device: torch.device) -> Literal["torch", "triton"]:
+    """The backend that ``loss.backend=auto`` means here.
+
+    Raises:
+        ConfigError: ``triton`` was asked for where it cannot run.
+    """
+    obstacle = None
+    if device.type != "cuda":
+        obstacle = f"needs device=cuda, but this run is on {device.type}"
+    elif len(policy.head.choices) > 1:
+        obstacle = f"takes Box and Discrete actions, but {config.env.id} chooses {len(policy.head.choices)} at once"
+    if config.loss.backend == "triton" and obstacle:
+        raise ConfigError(f"loss.backend=triton {obstacle}; use loss.backend=auto")
+    return "torch" if obstacle or config.loss.backend == "torch" else "triton"
+
+
 def make_method(config: Config, parts: Parts) -> Method:
     """The algorithm that ``algo`` names, and the source of its rollouts."""
     return _METHODS[config.algo](config, parts)
+
+
+def _ppo(config: Config, parts: Parts) -> Method:
+    collector = Collector(
+        parts.env, parts.policy, parts.observation_normalizer, parts.value_normalizer, parts.action_map,
+        config.rollout_length, parts.graphs, config.compile,
+    )  # fmt: skip
+    graphs, obstacle = parts.graphs, graph_obstacle(config)
+    if graphs.enabled and obstacle:
+        parts.console.notice(f"cuda_graphs=true: {obstacle}; minibatch steps run eagerly")
+        graphs = replace(graphs, enabled=False)
+    ppo = PPO(
+        parts.policy, parts.value_normalizer, partial(estimate, config=config.credit, backend=parts.backend),
+        config.ppo, graphs, resolve_loss_backend(config, parts.policy, parts.device), config.compile,
+    )  # fmt: skip
+    return Method(collector, ppo)
+
+
+_METHODS[config.algo](config, parts)
 
 
 def _ppo(config: Config, parts: Parts) -> Method:

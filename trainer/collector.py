@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from envs.actions import ActionMap
-from envs.base import StepResult, VecEnv
+from envs.base import VecEnv
+from trainer import distributed
+from trainer.graphs import Graphs, Part
 from trainer.normalize import ObservationNormalizer, ValueNormalizer
 from trainer.policy import Action, ActorCritic
 from trainer.rollout import Rollout
-from trainer.timing import PhaseClock
 
 
 class Collector:
     """Collects windows of ``T`` steps; episodes go on from one window to the next.
 
-    The env's pools take turns: while one steps, the policy works on the next.
+    The env's pools take turns: while one steps, the policy works on the next. Every step reads and writes tensors that
+    stay where they are, the number of the row among them, so that one CUDA graph serves all rows: that of the policy
+    always, that of the env where the engine is capturable.
     """
 
     def __init__(
@@ -29,14 +34,18 @@ class Collector:
         value_normalizer: ValueNormalizer | None,
         action_map: ActionMap,
         rollout_length: int,
-        clock: PhaseClock,
+        graphs: Graphs,
         compile_policy: bool = False,
     ):
-        self.env, self.policy, self.action_map, self.clock = env, policy, action_map, clock
+        self.env, self.policy, self.action_map = env, policy, action_map
         self.observation_normalizer, self.value_normalizer = observation_normalizer, value_normalizer
-        env.clock = clock
-        self._observations = env.reset()  #: what the policy sees next, as the env gave it
+        env.clock = graphs.clock
+        self._observations = env.reset().clone()  #: what the policy sees next, as the env gave it
         self._ended = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)  #: the next row is filler
+        self._actions = torch.zeros(
+            env.num_envs, *policy.action_shape, dtype=policy.action_dtype, device=env.device
+        )  #: what the env is sent
+        self._rows = torch.zeros(len(env.pools), 1, dtype=torch.int64, device=env.device)  #: each pool's row, t
         dtype = self._observations.dtype
         if observation_normalizer is not None:  # integers are normalized to floats, in the same memory
             dtype = torch.promote_types(dtype, torch.float32)
@@ -50,15 +59,32 @@ class Collector:
             env.device,
         )
         self._act: Callable[[Tensor], Action] = torch.compile(policy.act) if compile_policy else policy.act
+        pools = range(len(env.pools))
+        self._choose = [graphs.step("the policy step", Part("inference", partial(self._choose_in, p))) for p in pools]
+        engine = f"env.engine={env.engine}"
+        self._send, self._receive = (
+            [graphs.step(engine, Part(phase, partial(run, p)), capturable=env.capturable) for p in pools]
+            for phase, run in (("env_step", self._send_to), ("transfer", self._receive_from))
+        )
+        self._finish = graphs.step(
+            "the rollout's end",
+            Part("normalize", self._normalize_observations),
+            Part("inference", self._evaluate_last),
+            capturable=distributed.world_size() == 1,  # ranks merge what their normalizers saw
+        )
 
     def restart(self) -> None:
         """Start every env anew."""
-        self._observations = self.env.reset()
+        self.resume_from(self.env.reset())
         self._ended.zero_()
 
     def resume_from(self, observations: Tensor) -> None:
         """Go on from an env whose state was restored, with the observations that it returned."""
-        self._observations = observations
+        self._observations.copy_(observations)
+
+    def explain(self, times: dict[str, float]) -> tuple[dict[str, float], dict[str, Any]]:
+        """One thread: every phase is on the critical path."""
+        return times, {}
 
     def close(self) -> None:
         """Nothing to end: the env belongs to the trainer."""
@@ -69,58 +95,65 @@ class Collector:
 
         Its observations come back normalized, and the normalizer has learned from the raw ones.
         """
-        rollout = self.rollout
-        rollout.observations[0].copy_(self._observations)
-        for t in range(rollout.length):
-            for pool, columns in enumerate(self.env.pools):
+        self._rows.zero_()
+        for t in range(self.rollout.length):
+            for pool in range(len(self.env.pools)):
                 if t > 0:
-                    self._receive(pool, columns, t - 1)
-                self._step(pool, columns, t)
-        for pool, columns in enumerate(self.env.pools):
-            self._receive(pool, columns, rollout.length - 1)
-        self._observations = rollout.observations[-1].clone()
-        with self.clock.phase("normalize"):
-            self._normalize_in_place()
-        with self.clock.phase("inference"):
-            rollout.values[-1] = self._denormalized(self.policy.value(rollout.observations[-1]))
-        return rollout
+                    self._receive[pool]()
+                self._choose[pool]()
+                self._send[pool]()
+        for receive in self._receive:
+            receive()
+        self._finish()
+        return self.rollout
 
-    def _step(self, pool: int, columns: slice, t: int) -> None:
-        """Choose a pool's actions for row t, record them, and send them into the env's bounds."""
-        rollout = self.rollout
-        with self.clock.phase("inference"):
-            action = self._act(self._normalized(rollout.observations[t, columns]))
-            rollout.actions[t, columns] = action.actions
-            rollout.log_probs[t, columns] = action.log_probs
-            rollout.values[t, columns] = self._denormalized(action.values)
-            # a filler row's action is ignored, but where the final observation is NaN it must not be NaN to be sent
-            ended = self._ended[columns].view(-1, *(1,) * len(self.policy.action_shape))
-            env_actions = self.action_map(torch.where(ended, 0, action.actions))
-        self.env.send(pool, env_actions)
+    def _choose_in(self, pool: int) -> None:
+        """Choose a pool's actions for its row, record them, and bring them into the env's bounds."""
+        columns, rollout = self.env.pools[pool], self.rollout
+        observations = self._observations[columns]
+        action = self._act(self._normalized(observations))
+        self._record(pool, rollout.observations, observations)
+        self._record(pool, rollout.actions, action.actions)
+        self._record(pool, rollout.log_probs, action.log_probs)
+        self._record(pool, rollout.values, action.values)
+        # a filler row's action is ignored, but where the final observation is NaN it must not be NaN to be sent
+        ended = self._ended[columns].view(-1, *(1,) * len(self.policy.action_shape))
+        self._actions[columns] = self.action_map(torch.where(ended, 0, action.actions))
 
-    def _receive(self, pool: int, columns: slice, t: int) -> None:
-        """Write what came back from row t, and the observation of row t + 1."""
-        step: StepResult = self.env.recv(pool)
-        rollout = self.rollout
-        with self.clock.phase("transfer"):
-            rollout.observations[t + 1, columns] = step.observations
-            rollout.rewards[t, columns] = step.rewards
-            rollout.terminated[t, columns] = step.terminated
-            rollout.truncated[t, columns] = step.truncated
-            rollout.valid[t, columns] = step.valid
-            torch.logical_or(step.terminated, step.truncated, out=self._ended[columns])
+    def _send_to(self, pool: int) -> None:
+        self.env.send(pool, self._actions[self.env.pools[pool]])
+
+    def _receive_from(self, pool: int) -> None:
+        """Record what came back from a pool's row, and go on to its next."""
+        columns, rollout, step = self.env.pools[pool], self.rollout, self.env.recv(pool)
+        self._record(pool, rollout.rewards, step.rewards)
+        self._record(pool, rollout.terminated, step.terminated)
+        self._record(pool, rollout.truncated, step.truncated)
+        self._record(pool, rollout.valid, step.valid)
+        self._observations[columns] = step.observations
+        torch.logical_or(step.terminated, step.truncated, out=self._ended[columns])
+        self._rows[pool] += 1
+
+    def _record(self, pool: int, field: Tensor, row: Tensor) -> None:
+        """Write ``row`` into a pool's columns of a rollout's field, at its row."""
+        field[:, self.env.pools[pool]].index_copy_(0, self._rows[pool], row[None].to(field.dtype))
 
     def _normalized(self, observations: Tensor) -> Tensor:
         return observations if self.observation_normalizer is None else self.observation_normalizer(observations)
 
-    def _denormalized(self, values: Tensor) -> Tensor:
-        return values if self.value_normalizer is None else self.value_normalizer.denormalize(values)
-
-    def _normalize_in_place(self) -> None:
+    def _normalize_observations(self) -> None:
         """The rollout's observations as the policy saw them; the normalizer learns from the raw ones."""
+        rollout = self.rollout
+        rollout.observations[-1] = self._observations
         if self.observation_normalizer is None:
             return
-        rollout = self.rollout
         normalized = self.observation_normalizer(rollout.observations)
         self.observation_normalizer.update(rollout.observations[:-1], rollout.valid)
         rollout.observations.copy_(normalized)
+
+    def _evaluate_last(self) -> None:
+        """The values after the last row, and all of them in units of the reward."""
+        values = self.rollout.values
+        values[-1] = self.policy.value(self.rollout.observations[-1])
+        if self.value_normalizer is not None:
+            values.copy_(self.value_normalizer.denormalize(values))

@@ -77,12 +77,15 @@ class PPOConfig:
     update_epochs: int = 4
     num_minibatches: int = 2
     clip_range: float = 0.2
+    clip_schedule: str = "constant"  #: constant | linear (to 0 at total_steps)
     value_clip_range: float | None = 0.2  #: null leaves the value loss unclipped
     value_coef: float = 2.0  #: times 0.5 * (value - target)^2
     entropy_coef: float = 0.0
+    entropy_schedule: str = "constant"  #: constant | linear (to 0 at total_steps)
     max_grad_norm: float = 1.0
     target_kl: float | None = None  #: no further optimizer step in this update once a minibatch's KL exceeds it
     normalize_advantages: bool = True  #: over all valid rows of the rollout, population standard deviation
+    recompute_advantages: str = "rollout"  #: credit is assigned once per rollout | anew before every epoch | minibatch
     adam_eps: float = 1e-5
     max_skipped_updates: int = 10  #: the run fails after so many updates in a row that were not finite
 
@@ -114,6 +117,13 @@ class ImpalaConfig:
 
 
 @dataclass
+class LossConfig:
+    """How the loss of a minibatch is computed."""
+
+    backend: str = "auto"  #: auto (triton on CUDA where the policy's actions allow it, else torch) | triton | torch
+
+
+@dataclass
 class NormalizeConfig:
     """Running normalizers; their statistics are frozen while a rollout is collected."""
 
@@ -121,6 +131,13 @@ class NormalizeConfig:
     observation_clip: float = 10.0
     rewards: bool = False  #: divide rewards by the running std of the discounted return
     values: bool = True  #: learn values in units of the running std of their targets (PopArt)
+
+
+@dataclass
+class TimingConfig:
+    """What the clock sees."""
+
+    detail: str = "normal"  #: normal | high (CUDA graphs are cut at forward, backward and optimizer, to time them)
 
 
 @dataclass
@@ -165,14 +182,16 @@ class Config:
     out: str | None = None  #: the run folder; default runs/<date>/<time>-<algo>-<env>-<seed>
     autocast: str = "none"  #: none | bfloat16: the networks' matrix products; losses and sums stay float32
     matmul_precision: str = "high"  #: float32 matrix products on CUDA: highest (ieee) | high (tf32)
-    cuda_graphs: bool = True  #: on CUDA, replay each minibatch step as one graph; a CPU has none
+    cuda_graphs: bool = True  #: on CUDA, replay policy, env and minibatch steps as graphs; a CPU has none
     compile: bool = False  #: torch.compile for the policy step and the loss
     env: EnvConfig = field(default_factory=EnvConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     credit: CreditConfig = field(default_factory=CreditConfig)
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+    timing: TimingConfig = field(default_factory=TimingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)

@@ -1,53 +1,108 @@
-"""CUDA graphs: a step that only launches work on static tensors is captured once and then replayed."""
+"""CUDA graphs: steps that only launch work on static tensors are captured once and then replayed."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
+from envs.base import NullClock
+from trainer.timing import UPDATE_PARTS, PhaseClock
+
 #: Eager calls before the capture: they load kernels, make workspaces and the optimizer's state.
-_WARM_UP_CALLS = 3
+WARM_UP_CALLS = 3
+
+
+class Part(NamedTuple):
+    """A part of a step: launches work, and never waits for the device."""
+
+    phase: str | None  #: what the clock calls it; None where a phase is open around the step
+    run: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Whether and how the steps of a run become CUDA graphs."""
+
+    clock: PhaseClock | NullClock = field(default_factory=NullClock)
+    enabled: bool = False
+    detail: bool = False  #: cut graphs also at the parts of ``update``, to time them apart
+    notice: Callable[[str], None] = print
+
+    def step(self, name: str, *parts: Part, capturable: bool = True) -> GraphedStep:
+        """A step of these parts, in this order.
+
+        Args:
+            name: what a message calls the step.
+            parts: read and write tensors that stay where they are.
+            capturable: False for a step that always runs eagerly.
+        """
+        return GraphedStep(name, parts, self, self.enabled and capturable)
 
 
 class GraphedStep:
-    """Calls a step eagerly a few times, then captures it in a CUDA graph and replays that.
+    """Runs its parts eagerly a few times, then captures them in CUDA graphs and replays those.
 
-    The step must read and write tensors that stay where they are, and never wait for the device. A replay costs the
-    host one launch.
+    There is one graph for each stretch of parts with the same phase, so that the clock reads phases between replays. A
+    replay costs the host one launch. A step that cannot be captured says so once and goes on eagerly.
     """
 
-    def __init__(self, step: Callable[[], None]):
-        self._step = step
-        self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+    def __init__(self, name: str, parts: tuple[Part, ...], graphs: Graphs, enabled: bool):
+        self._name, self._parts, self._graphs = name, parts, graphs
+        self._enabled = enabled
+        self.reset()
 
     def reset(self) -> None:
-        """Forget the graph: tensors that it used have moved."""
-        self._calls, self._graph = 0, None
+        """Forget the graphs: tensors that they used have moved."""
+        self._calls = 0
+        self._replays: list[Part] = []
 
     def __call__(self) -> None:
         """One step, in the order of the current stream."""
-        if self._graph is not None:
-            self._graph.replay()
-            return
-        if self._calls < _WARM_UP_CALLS:
-            self._calls += 1
-            self._step()
-            return
-        self._graph = self._capture()
-        self._graph.replay()  # capturing ran nothing
+        if self._enabled and self._calls == WARM_UP_CALLS:
+            self._capture()
+        self._calls += 1
+        for phase, run in self._replays or self._parts:
+            if phase is None:
+                run()
+            else:
+                with self._graphs.clock.phase(phase):
+                    run()
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        collecting = gc.isenabled()
-        gc.disable()  # a collection could free device memory in the middle of the capture
+    def _capture(self) -> None:
         try:
-            # other threads (engines, wandb) may go on: only this thread's calls are restricted
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._step()
-        finally:
-            if collecting:
-                gc.enable()
-        return graph
+            pool = torch.cuda.graph_pool_handle()
+            stretches = itertools.groupby(self._parts, self._phase_between_replays)
+            self._replays = [Part(phase, capture([part.run for part in parts], pool)) for phase, parts in stretches]
+        except RuntimeError as error:
+            self._enabled, self._replays = False, []
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            self._graphs.notice(f"cuda_graphs=true: {self._name} cannot be captured and runs eagerly: {reason}")
+
+    def _phase_between_replays(self, part: Part) -> str | None:
+        return None if part.phase in UPDATE_PARTS and not self._graphs.detail else part.phase
+
+
+def capture(steps: list[Callable[[], None]], pool: Any) -> Callable[[], None]:
+    """Capture the steps, one after another, as one CUDA graph, without running them; returns its replay.
+
+    Args:
+        steps: what to capture.
+        pool: a `torch.cuda.graph_pool_handle`: memory shared with graphs which are replayed in the order of their capture.
+    """
+    graph = torch.cuda.CUDAGraph()
+    collecting = gc.isenabled()
+    gc.disable()  # a collection could free device memory in the middle of the capture
+    try:
+        # other threads (engines, wandb) may go on: only this thread's calls are restricted
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            for step in steps:
+                step()
+    finally:
+        if collecting:
+            gc.enable()
+    return graph.replay

@@ -11,7 +11,7 @@ from envs.base import VecEnv
 from kernels.operations import Backend
 from trainer import checkpoint, distributed, estimator
 from trainer.algorithm import Parts
-from trainer.builder import autocast_dtype, make_env, make_method, resolve_device
+from trainer.builder import autocast_dtype, make_env, make_graphs, make_method, resolve_device
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config
 from trainer.console import Console
@@ -61,8 +61,8 @@ class Trainer:
         self.source, self.algorithm = make_method(
             config,
             Parts(
-                self.env, self.policy, action_map, self.observation_normalizer, self.value_normalizer, self.clock,
-                self.backend, self.device, console,
+                self.env, self.policy, action_map, self.observation_normalizer, self.value_normalizer,
+                make_graphs(config, self.device, self.clock, console), self.backend, self.device, console,
             ),
         )  # fmt: skip
         self.probe = CreditProbe(config.credit, self.backend, self.device) if config.credit.probe else None

@@ -60,7 +60,12 @@ def standardize(advantages: Tensor, moments: Tensor) -> Tensor:
 
 
 def clipped_surrogate(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, valid: Tensor, count: Tensor, clip_range: float
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    count: Tensor,
+    clip_range: Tensor,
 ) -> SurrogateLoss:
     """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), negated.
 
@@ -73,7 +78,7 @@ def clipped_surrogate(
         advantages: ``[batch]``, normalized or not.
         valid: ``[batch]`` bool.
         count: scalar tensor, what the sum is divided by.
-        clip_range: c.
+        clip_range: c, a scalar tensor.
 
     Raises:
         ValueError: a tensor is not ``[batch]``.

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from envs.base import NullClock
 from trainer import distributed, losses, schedules
 from trainer.config import PPOConfig
 from trainer.estimator import Estimate, Estimator
-from trainer.graphs import GraphedStep
+from trainer.graphs import Graphs, Part
 from trainer.normalize import ValueNormalizer
 from trainer.policy import ActorCritic
+from trainer.ppo_objective import REPORTED, Batch, Objective
 from trainer.rollout import Rollout
-from trainer.timing import PhaseClock
 
-#: What one minibatch reports, in this order.
-_REPORTED = (
-    "loss/total",
-    "loss/policy",
-    "loss/value",
-    "loss/entropy",
-    "loss/approx_kl",
-    "loss/clip_fraction",
-    "grad_norm",
-)
-
-
-#: Named ``[batch, ...]`` tensors gathered from a rollout.
-Minibatch = dict[str, Tensor]
+#: Means over the minibatches of an update.
+_MEANS = (*REPORTED, "grad_norm")
+#: What an update returns, in this order.
+_RESULTS = (*_MEANS, "skipped_minibatches", "stopped_minibatches", "learning_rate", "explained_variance")
 
 
 class _Totals(NamedTuple):
@@ -41,7 +29,15 @@ class _Totals(NamedTuple):
     skipped: Tensor  #: scalar: minibatches that were not finite, or came after one
     stopped: Tensor  #: scalar: minibatches above ``target_kl``, or after one
     reported: Tensor  #: scalar: minibatches in ``sums``
-    sums: Tensor  #: ``[len(_REPORTED)]``
+    sums: Tensor  #: ``[len(_MEANS)]``
+
+
+class _Step(NamedTuple):
+    """What one part of a minibatch step leaves to the next."""
+
+    loss: Tensor  #: scalar, with its graph until the backward pass
+    report: Tensor  #: ``[len(REPORTED)]``, this rank's share
+    num_valid: Tensor  #: scalar: valid rows of the minibatch, over all ranks
 
 
 class PPO:
@@ -52,9 +48,21 @@ class PPO:
     loss or gradient is not finite is not applied, nor is any that follows it in the same update; the optimizer's step
     count stays, too.
 
-    With ``cuda_graphs`` the whole minibatch step (gather, forward, backward, clip, optimizer) is one graph; its parts
-    are then not timed apart.
+    Credit is assigned once per rollout, or again before every epoch or minibatch (``recompute_advantages``): then the
+    present critic values the whole rollout anew. What the value loss is clipped around stays what the collecting critic
+    said, and so do the value normalizer's statistics.
+
+    Args:
+        policy: trained in place.
+        value_normalizer: gives the critic's units; None leaves them those of the reward.
+        estimator: assigns credit to a rollout.
+        config: settings.
+        graphs: whether minibatch steps are CUDA graphs; then minibatches must be of equal size, on one rank.
+        loss_backend: ``triton`` fuses the loss; ``torch`` takes any policy.
+        compile_loss: compile network and loss.
     """
+
+    _rollout: Rollout  #: whose memory the graphs read
 
     def __init__(
         self,
@@ -62,14 +70,14 @@ class PPO:
         value_normalizer: ValueNormalizer | None,
         estimator: Estimator,
         config: PPOConfig,
-        clock: PhaseClock,
+        graphs: Graphs,
+        loss_backend: Literal["torch", "triton"] = "torch",
         compile_loss: bool = False,
-        cuda_graphs: bool = False,
     ):
         self.policy, self.value_normalizer, self.config = policy, value_normalizer, config
-        self.clock, self._estimator = clock, estimator
         self.max_skipped_updates = config.max_skipped_updates
         self.minibatches_per_update = config.update_epochs * config.num_minibatches
+        self._estimator, self._clock = estimator, graphs.clock
         device = next(policy.parameters()).device
         #: a tensor, so that schedules and KL adaptation never stop the device
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
@@ -80,138 +88,161 @@ class PPO:
             fused=True,
             capturable=device.type == "cuda",
         )
-        self._loss: Callable[[Minibatch, Tensor], tuple[Tensor, Tensor]] = self._minibatch_loss
-        if compile_loss:
-            self._loss = torch.compile(self._minibatch_loss, dynamic=False)
+        self.objective = Objective(policy, config, loss_backend)
+        self._solve = torch.compile(self.objective.__call__, dynamic=False) if compile_loss else self.objective
         skipped, stopped, reported = torch.zeros(3, device=device).unbind()
-        self._totals = _Totals(skipped, stopped, reported, torch.zeros(len(_REPORTED), device=device))
-        self._batch: Minibatch = {}
-        self._indices = torch.empty(0, dtype=torch.int64, device=device)
-        self._graph = GraphedStep(self._step_on_indices) if cuda_graphs else None
+        self._totals = _Totals(skipped, stopped, reported, torch.zeros(len(_MEANS), device=device))
+        self._explained_variance = torch.zeros((), device=device)
+        self._results = torch.zeros(len(_RESULTS), device=device)
+        self._begin = graphs.step("the update's start", Part(None, self._prepare))
+        self._value_anew = graphs.step("the rollout's value", Part("inference", self._evaluate_rollout))
+        self._reload_credit = graphs.step("the batch", Part(None, self._load_credit))
+        self._descend = graphs.step(
+            "the minibatch step",
+            Part("forward", self._forward),
+            Part("backward", self._backward),
+            Part("optimizer", self._apply_or_withhold),
+        )
+        self._end = graphs.step("the update's end", Part(None, self._sum_up))
+        self._steps = (self._begin, self._value_anew, self._reload_credit, self._descend, self._end)
 
     def update(self, rollout: Rollout, rewards: Tensor, progress: float) -> dict[str, Tensor]:
         """Assign credit and improve the policy on one rollout, in place.
 
         Args:
-            rollout: ``[T, N]``; its observations are normalized already. What its filler rows hold is zeroed.
+            rollout: ``[T, N]``; its observations are normalized already. Its values are overwritten where
+                ``recompute_advantages`` asks for new ones.
             rewards: ``[T, N]``, the rollout's own or normalized ones.
-            progress: env steps done over ``total_steps``, for the linear schedule.
+            progress: env steps done over ``total_steps``, for linear schedules.
 
         Returns:
             Scalar tensors on the device: means over the minibatches up to the end or the halt (one that exceeds
             ``target_kl`` included, one that is not finite not), ``skipped_minibatches`` (not finite, or after one that
             was not), ``stopped_minibatches`` (above ``target_kl``, or after), and ``learning_rate``.
         """
-        if self.config.lr_schedule == "linear":
-            self.learning_rate.fill_(schedules.linear(self.config.learning_rate, progress))
-        with self.clock.phase("credit"):
-            estimate = self._estimator(rollout, rewards)
-        with self.clock.phase("update"):
-            return self._update(rollout, estimate)
+        self._follow_schedules(progress)
+        estimate = self._assign_credit(rollout, rewards)
+        with self._clock.phase("update"):
+            self._bind(rollout, estimate)
+            self._begin()
+            for number, indices in enumerate(self._minibatches()):
+                if number and self._credit_is_stale(number):
+                    self._value_anew()
+                    self._keep(self._assign_credit(rollout, rewards))
+                    self._reload_credit()
+                self._take(indices)
+                self._descend()
+            self._end()
+            return dict(zip(_RESULTS, self._results.clone().unbind(), strict=True))
 
-    def _update(self, rollout: Rollout, estimate: Estimate) -> dict[str, Tensor]:
+    def _follow_schedules(self, progress: float) -> None:
+        config, share = self.config, schedules.linear(1.0, progress)
+        if config.lr_schedule == "linear":
+            self.learning_rate.fill_(schedules.linear(config.learning_rate, progress))
+        if config.clip_schedule == "linear":
+            self.objective.clip_range.fill_(config.clip_range * share)
+        if config.entropy_schedule == "linear":
+            self.objective.entropy_coef.fill_(config.entropy_coef * share)
+
+    def _assign_credit(self, rollout: Rollout, rewards: Tensor) -> Estimate:
+        with self._clock.phase("credit"):
+            return self._estimator(rollout, rewards)
+
+    def _bind(self, rollout: Rollout, estimate: Estimate) -> None:
+        """Take a rollout's memory as what graphs read, unless it is that already."""
+        if getattr(self, "_rollout", None) is not rollout:
+            self._rollout, self._batch = rollout, Batch.of(rollout)
+            self._estimate = Estimate(*map(torch.empty_like, estimate))
+            rows = rollout.rewards.numel()
+            self._orders = torch.empty(
+                self.config.update_epochs, rows, dtype=torch.int64, device=self.learning_rate.device
+            )
+            self._indices = self._orders.new_empty(rows // self.config.num_minibatches)
+            for step in self._steps:
+                step.reset()
+        self._keep(estimate)
+
+    def _keep(self, estimate: Estimate) -> None:
+        for kept, tensor in zip(self._estimate, estimate, strict=True):
+            kept.copy_(tensor)
+
+    def _minibatches(self) -> Iterator[Tensor]:
+        """The rows of every minibatch of the update."""
+        for order in self._orders:
+            yield from order.tensor_split(self.config.num_minibatches)
+
+    def _credit_is_stale(self, number: int) -> bool:
+        """Whether credit is to be assigned again before this minibatch, which is not the first."""
+        epoch_begins = number % self.config.num_minibatches == 0
+        return {"rollout": False, "epoch": epoch_begins, "minibatch": True}[self.config.recompute_advantages]
+
+    def _take(self, indices: Tensor) -> None:
+        if len(indices) == len(self._indices):
+            self._indices.copy_(indices)
+        else:  # sizes differ: no graph was promised the same memory
+            self._indices = indices.clone()
+
+    def _prepare(self) -> None:
+        """The whole rollout as one flat batch in the critic's units, and the order of its rows in every epoch."""
+        rollout, estimate = self._rollout, self._estimate
         for total in self._totals:
             total.zero_()
-        self._load(self._prepare(rollout, estimate))
-        for indices in self._minibatch_indices(rollout.rewards.numel()):
-            if self._graph is None:
-                self._step(indices, self.clock.phase)
-            else:
-                self._indices.copy_(indices)
-                self._graph()
-        skipped, stopped, reported, sums = self._totals
-        means = sums / reported.clamp(min=1.0)
-        return {
-            **dict(zip(_REPORTED, means.unbind(), strict=True)),
-            "skipped_minibatches": skipped.clone(),
-            "stopped_minibatches": stopped.clone(),
-            "learning_rate": self.learning_rate.clone(),
-            "explained_variance": losses.explained_variance(rollout.values[:-1], estimate.value_targets, rollout.valid),
-        }
-
-    def _step_on_indices(self) -> None:
-        self._step(self._indices, NullClock().phase)
-
-    def _step(self, indices: Tensor, phase: Callable[[str], AbstractContextManager[Any]]) -> None:
-        """One minibatch: gather, forward, backward, and an optimizer step unless it must be withheld."""
-        skipped, stopped, reported, sums = self._totals
-        with phase("forward"):
-            minibatch = {name: tensor.index_select(0, indices) for name, tensor in self._batch.items()}
-            count = distributed.sum_(minibatch["valid"].sum(dtype=torch.float32))
-            loss, report = self._loss(minibatch, count)
-        with phase("backward"):
-            loss.backward()
-            distributed.sum_gradients_(self.policy.parameters())
-            grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        with phase("optimizer"):
-            report = distributed.sum_(torch.cat([report, torch.zeros_like(report[:1])]))
-            report[-1] = grad_norm
-            skipping = (skipped > 0) | ((stopped == 0) & ~torch.isfinite(report).all())
-            stopping = ~skipping & ((stopped > 0) | self._above_target_kl(report))
-            live = ~skipping & (stopped == 0) & (count > 0)
-            self._apply(withheld=(~live | stopping).float())
-            skipped += skipping
-            stopped += stopping
-            reported += live
-            sums += torch.where(live, report, 0.0)
-            if self.config.lr_schedule == "adaptive":
-                self._adapt_learning_rate(report, live)
-
-    def _load(self, batch: Minibatch) -> None:
-        """Set the rows that minibatches are gathered from; a graph needs them in the same memory every time."""
-        if self._graph is None:
-            self._batch = batch
-            return
-        shapes = {name: tensor.shape for name, tensor in batch.items()}
-        if {name: tensor.shape for name, tensor in self._batch.items()} != shapes:
-            self._batch = {name: torch.empty_like(tensor) for name, tensor in batch.items()}
-            self._indices = self._indices.new_empty(len(batch["valid"]) // self.config.num_minibatches)
-            self._graph.reset()
-        for name, tensor in batch.items():
-            self._batch[name].copy_(tensor)
-
-    def _prepare(self, rollout: Rollout, estimate: Estimate) -> Minibatch:
-        """The whole rollout as one flat batch, advantages normalized, values in the critic's units."""
-        rollout.clear_filler_()
-        advantages, targets, values = estimate.advantages, estimate.value_targets, rollout.values[:-1]
-        if self.config.normalize_advantages:
-            advantages = losses.standardize(advantages, distributed.merge_moments(estimate.advantage_moments))
+        values, targets, valid = rollout.values[:-1], estimate.value_targets, rollout.valid
+        self._explained_variance.copy_(losses.explained_variance(values, targets, valid))
         if self.value_normalizer is not None:
-            self.value_normalizer.update(targets, rollout.valid, self.policy.value_head)
-            targets, values = self.value_normalizer.normalize(targets), self.value_normalizer.normalize(values)
-        fields = {
-            "observations": rollout.observations[:-1],
-            "actions": rollout.actions,
-            "log_probs": rollout.log_probs,
-            "advantages": advantages,
-            "value_targets": targets,
-            "values": values,
-            "valid": rollout.valid,
-        }
-        return {name: tensor.flatten(0, 1) for name, tensor in fields.items()}
+            self.value_normalizer.update(targets, valid, self.policy.value_head)
+        self._batch.values.copy_(self._normalized(values).flatten())
+        self._load_credit()
+        for order in self._orders:
+            torch.randperm(len(order), out=order)
 
-    def _minibatch_indices(self, rows: int) -> Iterator[Tensor]:
-        """Every row once per epoch, in a new order each time."""
-        for _ in range(self.config.update_epochs):
-            yield from torch.randperm(rows, device=self.learning_rate.device).tensor_split(self.config.num_minibatches)
+    def _load_credit(self) -> None:
+        """What credit assignment gave, as minibatches take it."""
+        advantages, targets, moments = self._estimate
+        if self.config.normalize_advantages:
+            advantages = losses.standardize(advantages, distributed.merge_moments(moments))
+        self._batch.advantages.copy_(advantages.flatten())
+        self._batch.value_targets.copy_(self._normalized(targets).flatten())
 
-    def _minibatch_loss(self, minibatch: Minibatch, count: Tensor) -> tuple[Tensor, Tensor]:
-        """The scalar to descend, and this rank's share of the reported values but the gradient norm."""
-        config, valid = self.config, minibatch["valid"]
-        present = self.policy.evaluate(minibatch["observations"], minibatch["actions"])
-        surrogate = losses.clipped_surrogate(
-            present.log_probs, minibatch["log_probs"], minibatch["advantages"], valid, count, config.clip_range
-        )
-        value = losses.value_loss(
-            present.values, minibatch["values"], minibatch["value_targets"], valid, count, config.value_clip_range
-        )
-        entropy = losses.entropy_bonus(present.entropies, valid, count)
-        total = surrogate.loss + config.value_coef * value - config.entropy_coef * entropy
-        report = torch.stack([total, surrogate.loss, value, entropy, surrogate.approx_kl, surrogate.clip_fraction])
-        return total, report.detach()
+    def _normalized(self, values: Tensor) -> Tensor:
+        return values if self.value_normalizer is None else self.value_normalizer.normalize(values)
+
+    @torch.no_grad()
+    def _evaluate_rollout(self) -> None:
+        """The rollout's values by the present critic, in units of the reward."""
+        rollout = self._rollout
+        values = self.policy.value(rollout.observations.flatten(0, 1)).view_as(rollout.values)
+        rollout.values.copy_(values if self.value_normalizer is None else self.value_normalizer.denormalize(values))
+
+    def _forward(self) -> None:
+        valid = self._batch.valid.index_select(0, self._indices)
+        count = distributed.sum_(valid.sum(dtype=torch.float32))
+        self._step = _Step(*self._solve(self._batch, self._indices, valid, count), count)
+
+    def _backward(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self._step.loss.backward()
+        distributed.sum_gradients_(self.policy.parameters())
+        self._grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
+
+    def _apply_or_withhold(self) -> None:
+        """Step the optimizer unless the minibatch is to be withheld, and count."""
+        skipped, stopped, reported, sums = self._totals
+        report = distributed.sum_(torch.cat([self._step.report, torch.zeros_like(self._step.report[:1])]))
+        report[-1] = self._grad_norm
+        skipping = (skipped > 0) | ((stopped == 0) & ~torch.isfinite(report).all())
+        stopping = ~skipping & ((stopped > 0) | self._above_target_kl(report))
+        live = ~skipping & (stopped == 0) & (self._step.num_valid > 0)
+        self._apply(withheld=(~live | stopping).float())
+        skipped += skipping
+        stopped += stopping
+        reported += live
+        sums += torch.where(live, report, 0.0)
+        if self.config.lr_schedule == "adaptive":
+            self._adapt_learning_rate(report, live)
 
     def _above_target_kl(self, report: Tensor) -> Tensor:
-        kl = report[_REPORTED.index("loss/approx_kl")]
+        kl = report[_MEANS.index("loss/approx_kl")]
         if self.config.target_kl is None:
             return torch.zeros_like(kl, dtype=torch.bool)
         return kl > self.config.target_kl
@@ -223,14 +254,19 @@ class PPO:
         self.optimizer.found_inf = withheld  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizer.step()
         self.policy.clamp_log_std_()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def _adapt_learning_rate(self, report: Tensor, live: Tensor) -> None:
-        kl = torch.where(live, report[_REPORTED.index("loss/approx_kl")], torch.nan)  # a NaN changes nothing
+        kl = torch.where(live, report[_MEANS.index("loss/approx_kl")], torch.nan)  # a NaN changes nothing
         config = self.config
         schedules.adapt_to_kl_(
             self.learning_rate, kl, config.desired_kl, config.min_learning_rate, config.max_learning_rate
         )
+
+    def _sum_up(self) -> None:
+        skipped, stopped, reported, sums = self._totals
+        means = sums / reported.clamp(min=1.0)
+        others = torch.stack([skipped, stopped, self.learning_rate, self._explained_variance])
+        self._results.copy_(torch.cat([means, others]))
 
     def state_dict(self) -> dict[str, object]:
         """Optimizer and learning rate."""
@@ -248,5 +284,5 @@ class PPO:
         capturable = self.learning_rate.is_cuda
         for group in self.optimizer.param_groups:  # loading replaced the settings by those of the checkpoint
             group.update(lr=self.learning_rate, eps=self.config.adam_eps, capturable=capturable)
-        if self._graph is not None:
-            self._graph.reset()
+        for step in self._steps:
+            step.reset()

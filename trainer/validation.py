@@ -25,6 +25,11 @@ _CHOICES: dict[str, Sequence[str]] = {
     "credit.backend": ("auto", "triton", "torch"),
     "credit.torch_mode": ("auto", "loop", "scan", "compiled"),
     "ppo.lr_schedule": ("constant", "linear", "adaptive"),
+    "ppo.clip_schedule": ("constant", "linear"),
+    "ppo.entropy_schedule": ("constant", "linear"),
+    "ppo.recompute_advantages": ("rollout", "epoch", "minibatch"),
+    "loss.backend": ("auto", "triton", "torch"),
+    "timing.detail": ("normal", "high"),
     "logging.console": ("auto", "rich", "plain", "none"),
     "wandb.mode": ("offline", "online", "disabled"),
 }
