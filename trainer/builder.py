@@ -45,7 +45,7 @@ def resolve_device(name: str) -> torch.device:
 
 def make_env(config: EnvConfig, num_envs: int, device: torch.device, seed: int) -> VecEnv:
     """The env of this rank, with the options that its engine takes."""
-    options = dict(config.options)
+    options = {**config.options, **config.training_options}
     if config.engine == "envpool":
         options |= {"pools": config.pools, "num_threads": config.num_threads, "timeout": config.timeout}
     if config.engine == "mujoco_warp":

@@ -30,6 +30,7 @@ class EnvConfig:
     physics: str = "rk4"  #: mujoco_warp: rk4 (parity with Gymnasium) | euler (faster, another task)
     reseed_interval: int = 0  #: start the envs anew every so many updates, seeded by the update; 0 never
     options: dict[str, Any] = field(default_factory=dict)  #: passed on to the engine as it is
+    training_options: dict[str, Any] = field(default_factory=dict)  #: the same, but evaluation plays without them
 
 
 @dataclass
@@ -129,6 +130,7 @@ class NormalizeConfig:
 
     observations: bool = True
     observation_clip: float = 10.0
+    reward_clip: float | None = None  #: learn from rewards clipped to [-c, c]; returns are logged as the env gave them
     rewards: bool = False  #: divide rewards by the running std of the discounted return
     values: bool = True  #: learn values in units of the running std of their targets (PopArt)
 

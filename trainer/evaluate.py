@@ -94,7 +94,7 @@ def evaluate(
         device: where.
     """
     torch.manual_seed(seed)
-    env = make_env(dataclasses.replace(config.env, pools=1), episodes, device, seed)
+    env = make_env(dataclasses.replace(config.env, pools=1, training_options={}), episodes, device, seed)
     try:
         agent = make_agent(config, state, env.single_observation_space, env.single_action_space, device)
         observations = env.reset()

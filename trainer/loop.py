@@ -108,10 +108,14 @@ class Trainer:
         return metrics
 
     def _rewards(self, rollout: Rollout) -> torch.Tensor:
-        if self.reward_normalizer is None:
-            return rollout.rewards
+        """What is learned from: the env's rewards, clipped and then normalized where that is asked for."""
+        rewards, clip = rollout.rewards, self.config.normalize.reward_clip
         with self.clock.phase("normalize"):
-            return self.reward_normalizer(rollout.rewards, rollout.terminated, rollout.truncated, rollout.valid)
+            if clip is not None:
+                rewards = rewards.clamp(-clip, clip)
+            if self.reward_normalizer is not None:
+                rewards = self.reward_normalizer(rewards, rollout.terminated, rollout.truncated, rollout.valid)
+        return rewards
 
     def _read(self, rollout: Rollout, statistics: dict[str, torch.Tensor], ended: Ended) -> dict[str, Any]:
         """Read what the device accumulated, and count: the update's only waits that no engine asks for."""

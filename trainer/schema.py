@@ -26,7 +26,8 @@ CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "configs"
 
 def _schema() -> DictConfig:
     schema = OmegaConf.structured(Config)
-    OmegaConf.set_struct(schema.env.options, False)  # whatever the engine knows
+    for options in (schema.env.options, schema.env.training_options):
+        OmegaConf.set_struct(options, False)  # whatever the engine knows
     return schema
 
 

@@ -64,6 +64,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "credit.c_bar": (0, math.inf, False),
     "credit.pg_rho_bar": (0, math.inf, False),
     "normalize.observation_clip": (0, math.inf, False),
+    "normalize.reward_clip": (0, math.inf, False),
     "ppo.learning_rate": (0, math.inf, True),
     "ppo.desired_kl": (0, math.inf, False),
     "ppo.min_learning_rate": (0, math.inf, False),
@@ -136,9 +137,10 @@ def validate(config: Config) -> None:
         )
     if config.env.engine == "envpool" and config.env.pools > config.num_envs:
         raise ConfigError(f"env.pools={config.env.pools} is more than num_envs={config.num_envs}")
-    for option in config.env.options:
-        if option in _SET_ELSEWHERE:
-            raise ConfigError(f"env.options.{option} is not an engine's own option: set {_SET_ELSEWHERE[option]}")
+    for key in ("env.options", "env.training_options"):
+        for option in get(config, key):
+            if option in _SET_ELSEWHERE:
+                raise ConfigError(f"{key}.{option} is not an engine's own option: set {_SET_ELSEWHERE[option]}")
     _check_device_name(config.device)
 
 
