@@ -121,23 +121,4 @@ def _ppo(config: Config, parts: Parts) -> Method:
     return Method(collector, ppo)
 
 
-_METHODS[config.algo](config, parts)
-
-
-def _ppo(config: Config, parts: Parts) -> Method:
-    cuda_graphs, obstacle = wants_graphs(config, parts.device), graph_obstacle(config)
-    if cuda_graphs and obstacle:
-        parts.console.notice(f"cuda_graphs=true: {obstacle}; minibatch steps run eagerly")
-    collector = Collector(
-        parts.env, parts.policy, parts.observation_normalizer, parts.value_normalizer, parts.action_map,
-        config.rollout_length, parts.clock, config.compile,
-    )  # fmt: skip
-    estimator = partial(estimate, config=config.credit, backend=parts.backend)
-    ppo = PPO(
-        parts.policy, parts.value_normalizer, estimator, config.ppo, parts.clock, config.compile,
-        cuda_graphs and not obstacle,
-    )  # fmt: skip
-    return Method(collector, ppo)
-
-
 _METHODS = {"ppo": _ppo}

@@ -92,7 +92,7 @@ def capture(steps: list[Callable[[], None]], pool: Any) -> Callable[[], None]:
 
     Args:
         steps: what to capture.
-        pool: a `torch.cuda.graph_pool_handle`: memory shared with graphs which are replayed in the order of their capture.
+        pool: a `torch.cuda.graph_pool_handle`; graphs that share one are replayed in the order of their capture.
     """
     graph = torch.cuda.CUDAGraph()
     collecting = gc.isenabled()
