@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast, get_args
 
 import torch
@@ -47,11 +47,16 @@ def solve(
     if torch.compiler.is_compiling():
         return _call_operator(operation, tensors, gamma, coefficients, backend, torch_mode, out, out_dtype, moments)
     if backend == "triton" or (backend == "auto" and _runs_triton(tensors[0])):
-        from kernels import triton_launch  # here, so that the package imports where Triton is not installed
-
-        return triton_launch.solve(operation, tensors, gamma, coefficients, out, out_dtype, moments)
+        return _triton_solve()(operation, tensors, gamma, coefficients, out, out_dtype, moments)
     _check_backend(backend, torch_mode)
     return solve_torch(operation, tensors, gamma, coefficients, torch_mode, out, out_dtype, moments)
+
+
+@functools.cache
+def _triton_solve() -> Callable[..., Sequence[Tensor]]:
+    from kernels.triton_launch import solve  # here, so that the package imports where Triton is not installed
+
+    return solve
 
 
 @functools.cache

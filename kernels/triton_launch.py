@@ -39,8 +39,6 @@ from kernels.triton_vtrace import vtrace_results, vtrace_rows
 
 INTERPRETED = isinstance(scan_kernel, InterpretedFunction)
 MAX_COEFFICIENTS = 4
-#: Stands in for an argument that was not given, so that one key describes all of them.
-ABSENT = torch.empty(0, 0, 0, dtype=torch.complex128)
 _FACTS = operator.attrgetter("shape", "dtype", "device")
 
 
@@ -81,7 +79,16 @@ class Plan(Protocol):
         ...
 
 
-_plans: dict[tuple[Any, ...], Plan] = {}
+class _Entry(NamedTuple):
+    """A plan, and a compiled check whether tensors are described by its key."""
+
+    matches: Callable[..., bool]
+    plan: Plan
+
+
+_plans: dict[tuple[Any, ...], _Entry] = {}
+#: The last entry for each choice of operation, options and arguments given; tensors rarely change from call to call.
+_recent: dict[tuple[Any, ...], _Entry] = {}
 
 
 def solve(
@@ -101,18 +108,44 @@ def solve(
     per_env, number = (gamma, 0.0) if isinstance(gamma, Tensor) else (None, gamma)
     inputs = (*tensors, per_env)
     try:
-        described = [ABSENT if x is None else x for x in (*inputs, *(() if out is None else out))]
-        addresses = [x.data_ptr() for x in described]
-        key = (operation.name, out_dtype, moments, *map(_FACTS, described), *[x.stride() for x in described])
+        described = inputs if out is None else (*inputs, *out)
+        addresses = [0 if x is None else x.data_ptr() for x in described]
+        given = [x for x in described if x is not None]
+        choice = (operation.name, out_dtype, moments, *map(type, described))
+        entry = _recent.get(choice)
+        misaligned = functools.reduce(operator.or_, addresses) & 15
+        if entry is None or misaligned or not entry.matches(*given):
+            key = (*choice, *map(_FACTS, given), *[x.stride() for x in given])
+            if misaligned:
+                key = (*key, *[address & 15 for address in addresses])
+            entry = _plans.get(key)
     except (AttributeError, TypeError):
         check_tensors(operation, tensors, per_env)
         raise
-    if functools.reduce(operator.or_, addresses) & 15:
-        key = (*key, *[address & 15 for address in addresses])
-    plan = _plans.get(key)
-    if plan is None:
-        plan = _plans[key] = prepare(operation, inputs, out, out_dtype, moments)
-    return plan(inputs, addresses, number, coefficients, out)
+    if entry is None:
+        plan = prepare(operation, inputs, out, out_dtype, moments)
+        entry = _plans[key] = _Entry(_no_match if misaligned else compiled_check(given), plan)
+    _recent[choice] = entry
+    return entry.plan(inputs, addresses, number, coefficients, out)
+
+
+def compiled_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """Whether other tensors have the type, shape, strides, dtype and device of these, in C++ (a private part of torch).
+
+    It may say no where it could say yes (one tensor given twice, another autograd mode): the slower key decides then.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        matches = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        matches(*tensors)
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):
+        return _no_match
+    return matches
+
+
+def _no_match(*tensors: Tensor) -> bool:
+    return False
 
 
 def prepare(
@@ -193,13 +226,13 @@ class ScanPlan:
     def __init__(self, operation: Operation, inputs: Inputs, outputs: list[Output], moments: bool, tile: Tile) -> None:
         given = [x for x in inputs if x is not None]
         rows = given[0]
+        self.count = len(inputs)
         self.device, self.index = rows.device, rows.device.index if rows.is_cuda else None
         self.outputs, self.moments, self.warps = outputs, moments, tile.warps
         self.dtype = accumulate_dtype(operation, inputs[:-1])
         self.strides = tuple(() if x is None else (*x.stride(), *x.shape[2:]) for x in inputs)
-        self.output_strides: tuple[tuple[int, ...], ...] = ()
         steps, envs = rows.shape
-        blocks, tiles = -(-envs // tile.envs), -(-steps // (tile.runs * tile.length))
+        blocks, tiles = -(-envs // tile.envs), -(-steps // (tile.runs * tile.length * tile.chunks))
         self.split = tile.split and tiles > 1
         self.shares = self.split or moments  # needs memory beside inputs and outputs
         self.sizes = (steps, envs, blocks, tiles)
@@ -211,11 +244,13 @@ class ScanPlan:
         align = math.gcd(16, *(size for x in given if x.dim() == 3 for size in (*x.stride()[:2], x.shape[2])))
         self.constants = (
             build, finish, reverse, accumulate, wide, is_env_major(rows), tile.runs, tile.envs, tile.length, self.split,
-            tile.stages, tile.actions, align, operation.advantages,
+            tile.chunks, tile.stages, tile.actions, align, operation.advantages,
         )  # fmt: skip
         self.unused = (1.0,) * (MAX_COEFFICIENTS - len(operation.coefficients))
         self.workspaces: dict[int, _Workspace] = {}
         self.compiled: Any = None
+        self.kernel: tuple[Any, ...] = ()
+        self.fixed: tuple[Any, ...] = ()
         self.current_stream = _stream_getter() if rows.is_cuda else (lambda _: 0)
 
     def __call__(
@@ -227,58 +262,57 @@ class ScanPlan:
         out: Sequence[Tensor] | None,
     ) -> Sequence[Tensor]:
         """Launch on the current stream of the tensors' device."""
-        if self.index is not None and torch.cuda.current_device() != self.index:
+        if self.index is not None and torch.accelerator.current_device_index() != self.index:
             with torch.cuda.device(self.index):
                 return self(inputs, addresses, gamma, coefficients, out)
         results = allocate(cast(Tensor, inputs[0]), self.outputs) if out is None else out
-        scalars = (gamma, *coefficients, *self.unused)
-        kernel = self.compiled
-        if kernel is None:
-            self._first(inputs, results, scalars)
+        if self.compiled is None:
+            self._first(inputs, results, (gamma, *coefficients, *self.unused))
             return results
         stream = self.current_stream(self.index)
-        count = len(inputs)
-        targets = [x.data_ptr() for x in results] if out is None else addresses[count:]
-        workspace = self._workspace(stream).addresses if self.shares else _NO_WORKSPACE
-        kernel.run(
-            self.programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
-            *self._arguments(tuple(addresses[:count]), tuple(targets), scalars, workspace), *self.constants,
+        *sources, gammas = addresses[: self.count]
+        targets = addresses[self.count :] if out is not None else [x.data_ptr() for x in results]
+        shared = self._shared(stream, targets) if self.shares else _NOTHING_SHARED
+        self.compiled.run(
+            self.programs, 1, 1, stream, *self.kernel, tuple(sources), tuple(targets), *shared, gammas,
+            gamma, *coefficients, *self.fixed,
         )  # fmt: skip
         return results
 
     def compile(self, inputs: Inputs) -> Any:
         """The compiled kernel for Triton's active target, without a launch; the tensors may be on ``meta``."""
         results = allocate(cast(Tensor, inputs[0]), self.outputs)
-        arguments = self._tensor_arguments(inputs, results, (1.0,) * (1 + MAX_COEFFICIENTS))
+        arguments = self._first_arguments(inputs, results, (1.0,) * (1 + MAX_COEFFICIENTS))
         return scan_kernel.warmup(*arguments, *self.constants, grid=(self.programs,), num_warps=self.warps)
 
     def _first(self, inputs: Inputs, results: Sequence[Tensor], scalars: tuple[float, ...]) -> None:
-        """Compile for these tensors and launch; the interpreter leaves nothing to keep."""
+        """Compile for these tensors and launch; keep what later launches take (nothing in the interpreter)."""
+        arguments = self._first_arguments(inputs, results, scalars)
         launch: Any = scan_kernel[(self.programs,)]
-        arguments = self._tensor_arguments(inputs, results, scalars)
-        self.compiled = launch(*arguments, *self.constants, num_warps=self.warps)
+        compiled = launch(*arguments, *self.constants, num_warps=self.warps)
+        if compiled is None:
+            return
+        self.compiled = compiled
+        self.kernel = (compiled.function, compiled.packed_metadata, None, None, None)
+        self.fixed = (*self.unused, *arguments[-6:], *self.constants)
 
-    def _tensor_arguments(
+    def _first_arguments(
         self, inputs: Inputs, results: Sequence[Tensor], scalars: tuple[float, ...]
     ) -> tuple[Any, ...]:
-        self.output_strides = tuple(x.stride() for x in results)
-        workspace = self._workspace(self.current_stream(self.index)).tensors if self.shares else _NO_WORKSPACE
-        return self._arguments(tuple(inputs), tuple(results), scalars, workspace)
+        """What the kernel takes before its constants, with tensors instead of addresses."""
+        *sources, gammas = inputs
+        shared, targets = _NOTHING_SHARED, list(results)
+        if self.shares:
+            shared = self._shared(self.current_stream(self.index), targets, addresses=False)
+        output_strides = tuple(x.stride() for x in results)
+        return (tuple(sources), tuple(targets), *shared, gammas, *scalars, self.strides, output_strides, *self.sizes)
 
-    def _arguments(
-        self, inputs: tuple[Any, ...], results: tuple[Any, ...], scalars: tuple[float, ...], workspace: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        """What the kernel takes before its constants, as tensors or as addresses."""
-        flags, counter, parts, maps = workspace
-        moments = None
-        if self.moments:
-            moments, results = (results[-1], parts, counter), results[:-1]
-        if not self.split:
-            maps = flags = None
-        return (
-            inputs[:-1], self.strides, results, self.output_strides, maps, flags, moments, inputs[-1],
-            *scalars, *self.sizes,
-        )  # fmt: skip
+    def _shared(self, stream: int, targets: list[Any], addresses: bool = True) -> tuple[Any, ...]:
+        """Maps, flags and moments of a launch; takes the moments' result from the end of ``targets``."""
+        workspace = self._workspace(stream)
+        flags, counter, parts, maps = workspace.addresses if addresses else workspace.tensors
+        moments = (targets.pop(), parts, counter) if self.moments else None
+        return (maps, flags, moments) if self.split else (None, None, moments)
 
     def _workspace(self, stream: int) -> _Workspace:
         """The stream's own; a captured graph gets a new one, as it may be replayed beside other streams."""
@@ -290,7 +324,7 @@ class ScanPlan:
         return self.workspaces[stream]
 
 
-_NO_WORKSPACE = (None, None, None, None)
+_NOTHING_SHARED = (None, None, None)
 
 
 def _stream_getter() -> Callable[[int | None], int]:

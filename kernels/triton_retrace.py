@@ -44,42 +44,36 @@ def retrace_rows(
 
 
 @triton.jit
-def expectation(
-    q, policy, strides, tile, step: tl.constexpr, ACC: tl.constexpr, A: tl.constexpr, ALIGN: tl.constexpr
+def row_of_actions(
+    q, policy, strides, tile, action, step: tl.constexpr, ACC: tl.constexpr, A: tl.constexpr, ALIGN: tl.constexpr
 ):  # fmt: skip
-    """``sum_a exp(policy[a]) * q[a]`` in row ``step`` of every run; probability 0 counts nothing whatever its Q.
+    """``sum_a exp(policy[a]) * q[a]``, and Q and log-probability of ``action``, in row ``step`` of every run.
 
-    Actions are taken ``A`` at a time, as columns beside the envs, so that a row of ``[N, A]`` is read as it lies;
-    ``ALIGN`` divides its offset and the number of actions.
+    Actions are read ``A`` at a time, as they lie, and the one taken is picked on chip. Probability 0 counts nothing
+    whatever its Q; an action out of range has NaN. ``ALIGN`` divides the offset of a row and the number of actions.
     """
     t0, n, T, N = tile
-    S: tl.constexpr = t0.shape[0]
-    BN: tl.constexpr = n.shape[1]
-    t = t0 + step
-    column = tl.arange(0, BN * A)[None, :]
-    env = tl.min(n, 1)[:, None] + column // A
-    total = tl.zeros([S, BN], ACC)
+    t = (t0 + step)[:, :, None]
+    env = n[:, :, None]
+    q_row = tl.multiple_of(t * strides[1][0] + env * strides[1][1], [1, 1, ALIGN])
+    policy_row = tl.multiple_of(t * strides[2][0] + env * strides[2][1], [1, 1, ALIGN])
+    allowed = (action >= 0) & (action < strides[1][3])
+    expected = tl.zeros(action.shape, ACC)
+    q_taken = tl.where(allowed, expected, float("nan"))
+    log_prob = q_taken
     for start in tl.range(0, strides[1][3], A):
-        action = start + column % A
+        column = start + tl.arange(0, A)[None, None, :]
         mask = (t < T) & (env < N)
         if ALIGN % A != 0:
-            mask = mask & (action < strides[1][3])
-        q_row = tl.multiple_of(t * strides[1][0] + env * strides[1][1], [1, ALIGN])
-        policy_row = tl.multiple_of(t * strides[2][0] + env * strides[2][1], [1, ALIGN])
-        probability = tl.exp(tl.load(policy + policy_row + action * strides[2][2], mask, float("-inf")).to(ACC))
-        values = tl.load(q + q_row + action * strides[1][2], mask, 0).to(ACC)
-        terms = tl.where(probability == 0, 0, probability * values)
-        total += tl.sum(tl.reshape(terms, [S, BN, A]), 2)
-    return total
-
-
-@triton.jit
-def load_action(x, stride, tile, action, allowed, step: tl.constexpr):
-    """``x[t, n, action]`` in row ``step`` of every run; NaN where the action is not ``allowed``."""
-    t0, n, T, N = tile
-    t = t0 + step
-    offset = t * stride[0] + n * stride[1] + action * stride[2]
-    return tl.load(x + offset, mask=(t < T) & (n < N) & allowed, other=float("nan"))
+            mask = mask & (column < strides[1][3])
+        log_probs = tl.load(policy + policy_row + column * strides[2][2], mask, float("-inf")).to(ACC)
+        values = tl.load(q + q_row + column * strides[1][2], mask, 0).to(ACC)
+        probability = tl.exp(log_probs)
+        taken = column == action[:, :, None]
+        expected += tl.sum(tl.where(probability == 0, 0, probability * values), 2)
+        q_taken += tl.sum(tl.where(taken, values, 0), 2)
+        log_prob += tl.sum(tl.where(taken, log_probs, 0), 2)
+    return expected, q_taken, log_prob
 
 
 @triton.jit
@@ -94,20 +88,20 @@ def retrace_categorical_rows(
     behaviour = behaviour + (load_row(inputs[3], strides[3], tile, L, 0).to(ACC),)
     actions = load_run(inputs[4], strides[4], tile, L, ENV_MAJOR)
     actions = actions + (load_row(inputs[4], strides[4], tile, L, 0),)
+    expected = ()
     q_taken = ()
     log_rhos = ()
     for step in tl.static_range(L + 1):
-        allowed = (actions[step] >= 0) & (actions[step] < strides[1][3])
-        log_prob = load_action(inputs[2], strides[2], tile, actions[step], allowed, step).to(ACC)
-        log_rhos = log_rhos + (log_prob - behaviour[step],)
-        if step < L:
-            q_taken = q_taken + (load_action(inputs[1], strides[1], tile, actions[step], allowed, step).to(ACC),)
+        action = actions[step].to(tl.int32)
+        row = row_of_actions(inputs[1], inputs[2], strides, tile, action, step, ACC, A, ALIGN)
+        expected = expected + (row[0],)
+        q_taken = q_taken + (row[1],)
+        log_rhos = log_rhos + (row[2] - behaviour[step],)
     if inputs[9] is None:
         final = tl.load(inputs[5] + n * strides[5][0], mask=n < N, other=0).to(ACC)
         following = ()
         for step in tl.static_range(1, L + 1):
-            later = expectation(inputs[1], inputs[2], strides, tile, step, ACC, A, ALIGN)
-            following = following + (tl.where(t0 + step == T, final, later),)
+            following = following + (tl.where(t0 + step == T, final, expected[step]),)
     else:
         following = load_floats(inputs[9], strides[9], tile, ACC, L, ENV_MAJOR)
     ends = load_ends(inputs, strides, 6, tile, L, ENV_MAJOR)

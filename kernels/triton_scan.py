@@ -12,7 +12,7 @@ is the tuple (first step of each run ``[S, 1]``, envs ``[1, BN]``, T, N).
 # ruff: noqa: RUF005, RUF059, B007, SIM108 (kernel bodies are Triton, not Python)
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportAssignmentType=false
-# pyright: reportInvalidTypeForm=false
+# pyright: reportInvalidTypeForm=false, reportPossiblyUnboundVariable=false
 import triton
 import triton.language as tl
 
@@ -157,13 +157,19 @@ def compose_both(a1, b1, c1, d1, a2, b2, c2, d2):
 
 
 @triton.jit
-def compose_runs(alpha, beta, REVERSE: tl.constexpr, L: tl.constexpr):
-    """The map of every run with all runs before it in the tile, and that of only those: ``[S, BN]`` four times."""
+def compose_run(alpha, beta, REVERSE: tl.constexpr, L: tl.constexpr):
+    """The map of every run, from its rows: ``[S, BN]`` twice."""
     FIRST: tl.constexpr = L - 1 if REVERSE else 0
     a = alpha[FIRST]
     b = beta[FIRST]
     for k in tl.static_range(1, L):
         a, b = compose(a, b, alpha[L - 1 - k if REVERSE else k], beta[L - 1 - k if REVERSE else k])
+    return a, b
+
+
+@triton.jit
+def scan_runs(a, b):
+    """The map of every run with all runs before it in the tile, and that of only those: ``[S, BN]`` four times."""
     c = tl.zeros_like(a)
     d = c + 1
     if a.shape[0] > 1:
@@ -237,13 +243,47 @@ def state_before(maps, flags, shown, state, tile_index, block, n, N, tiles, bloc
 
 
 @triton.jit
+def chunk_tile(run, i, n, T, N, REVERSE: tl.constexpr, L: tl.constexpr, CHUNKS: tl.constexpr):
+    """The rows of every run that come ``i``-th in scan order, ``L`` at a time."""
+    return ((run * CHUNKS + (CHUNKS - 1 - i if REVERSE else i)) * L, n, T, N)
+
+
+@triton.jit
+def finish(
+    x, solved, outputs, output_strides, coefficients, moments, stats, RESULTS: tl.constexpr, REVERSE: tl.constexpr,
+    L: tl.constexpr, ENV_MAJOR: tl.constexpr, ADVANTAGES: tl.constexpr,
+):  # fmt: skip
+    """Solve the rows of a tile for the state ``x`` that enters each run and write their results; returns the states."""
+    tile, alpha, beta, valid, kept = solved
+    rows = ()
+    for k in tl.static_range(L):
+        entering = x
+        x, _ = compose(entering, 0, alpha[L - 1 - k if REVERSE else k], beta[L - 1 - k if REVERSE else k])
+        row = RESULTS(x, entering, kept, coefficients, L - 1 - k if REVERSE else k)
+        if REVERSE:
+            rows = (row,) + rows
+        else:
+            rows = rows + (row,)
+    if not REVERSE:
+        store_carry(outputs[1], output_strides[1], tile, rows, kept, L)
+    for o in tl.static_range(len(rows[0])):
+        results = ()
+        for step in tl.static_range(L):
+            results = results + (tl.where(valid[step], rows[step][o], 0),)
+        store_run(outputs[o], output_strides[o], tile, results, L, ENV_MAJOR)
+        if moments is not None and o == ADVANTAGES:
+            stats = add_run(stats, results, valid, tile, L)
+    return x, stats
+
+
+@triton.jit
 def scan_kernel(
-    inputs, strides, outputs, output_strides, maps, flags, moments, gamma_per_env,
+    inputs, outputs, maps, flags, moments, gamma_per_env,
     gamma: tl.float64, c0: tl.float64, c1: tl.float64, c2: tl.float64, c3: tl.float64,
-    T, N, blocks, tiles,
+    strides, output_strides, T, N, blocks, tiles,
     ROWS: tl.constexpr, RESULTS: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr,
     ENV_MAJOR: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, L: tl.constexpr, SPLIT: tl.constexpr,
-    STAGES: tl.constexpr, A: tl.constexpr, ALIGN: tl.constexpr, ADVANTAGES: tl.constexpr,
+    CHUNKS: tl.constexpr, STAGES: tl.constexpr, A: tl.constexpr, ALIGN: tl.constexpr, ADVANTAGES: tl.constexpr,
 ):  # fmt: skip
     """Solve ``BN`` envs tile by tile, or, if time is ``SPLIT``, one tile of them; see the module.
 
@@ -265,38 +305,45 @@ def scan_kernel(
 
     state = tl.zeros([1, BN], ACC) if REVERSE else initial_state(inputs, strides, n, N, ACC)
     stats = (tl.full((), 0, ACC), tl.full((), 0, ACC), tl.full((), 0, ACC))
-    for i in tl.range(0, 1 if SPLIT else tiles, num_stages=STAGES):
-        index = first_tile + i
+    for step in tl.range(0, 1 if SPLIT else tiles, num_stages=STAGES):
+        index = first_tile + step
         run = index * S + position
         if REVERSE:
             run = tiles * S - 1 - run
-        tile = (run * L, n, T, N)
-        alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, ALIGN)
-        a, b, c, d = compose_runs(alpha, beta, REVERSE, L)
+        if CHUNKS == 1:
+            tile = (run * L, n, T, N)
+            alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, ALIGN)
+            a, b = compose_run(alpha, beta, REVERSE, L)
+        else:
+            a = tl.zeros([S, BN], ACC)
+            b = a + 1
+            for i in tl.range(CHUNKS):
+                tile = chunk_tile(run, i, n, T, N, REVERSE, L, CHUNKS)
+                alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, ALIGN)
+                later_a, later_b = compose_run(alpha, beta, REVERSE, L)
+                a, b = compose(a, b, later_a, later_b)
+        a, b, c, d = scan_runs(a, b)
         a = last_run(a)
         b = last_run(b)
         if SPLIT:
             shown = publish(maps, flags, a, b, index, block, n, N, tiles, blocks)
             state = state_before(maps, flags, shown, state, index, block, n, N, tiles, blocks)
         x, _ = compose(state, 0, c, d)
-        rows = ()
-        for k in tl.static_range(L):
-            entering = x
-            x, _ = compose(entering, 0, alpha[L - 1 - k if REVERSE else k], beta[L - 1 - k if REVERSE else k])
-            row = RESULTS(x, entering, kept, coefficients, L - 1 - k if REVERSE else k)
-            if REVERSE:
-                rows = (row,) + rows
-            else:
-                rows = rows + (row,)
-        if not REVERSE:
-            store_carry(outputs[1], output_strides[1], tile, rows, kept, L)
-        for o in tl.static_range(len(rows[0])):
-            results = ()
-            for step in tl.static_range(L):
-                results = results + (tl.where(valid[step], rows[step][o], 0),)
-            store_run(outputs[o], output_strides[o], tile, results, L, ENV_MAJOR)
-            if moments is not None and o == ADVANTAGES:
-                stats = add_run(stats, results, valid, tile, L)
+        if CHUNKS == 1:
+            solved = (tile, alpha, beta, valid, kept)
+            _, stats = finish(
+                x, solved, outputs, output_strides, coefficients, moments, stats, RESULTS, REVERSE, L, ENV_MAJOR,
+                ADVANTAGES,
+            )  # fmt: skip
+        else:
+            for i in tl.range(CHUNKS):
+                tile = chunk_tile(run, i, n, T, N, REVERSE, L, CHUNKS)
+                alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, ALIGN)
+                solved = (tile, alpha, beta, valid, kept)
+                x, stats = finish(
+                    x, solved, outputs, output_strides, coefficients, moments, stats, RESULTS, REVERSE, L, ENV_MAJOR,
+                    ADVANTAGES,
+                )  # fmt: skip
         state, _ = compose(state, 0, a, b)
     if moments is not None:
         store_moments(moments, stats, 1024)

@@ -21,6 +21,7 @@ class Tile(NamedTuple):
     length: int  #: L: steps of a run, held by one thread
     warps: int
     split: bool = False  #: one program for each tile, instead of one that walks over all tiles of its envs
+    chunks: int = 1  #: L rows at a time of a longer run, read twice, the second time from the cache; 1 holds them
     stages: int = 1  #: tiles in flight where a program walks over several
     actions: int = 1  #: actions read at a time
 

@@ -35,6 +35,8 @@ TILES = {
     "in-turn": tiles.Tile(2, 4, 4, 1, stages=2),
     "split": tiles.Tile(2, 2, 2, 1, split=True),
     "one-env": tiles.Tile(4, 1, 8, 1),
+    "read-twice": tiles.Tile(2, 2, 2, 1, chunks=2),
+    "read-twice-split": tiles.Tile(2, 2, 2, 1, split=True, chunks=2),
 }
 on_cpu = pytest.mark.skipif(not launch.INTERPRETED, reason="needs the Triton interpreter")
 every_tile = pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
