@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.small_runs import small_config
-from trainer import graphs
+from tests import tape
+from tests.small_runs import small_config, without_times
+from trainer import graphs, loop
 from trainer.builder import graph_obstacle, make_graphs
 from trainer.console import QuietConsole
 from trainer.graphs import WARM_UP_CALLS, Graphs, Part
@@ -17,6 +18,8 @@ from trainer.loop import Trainer
 from trainer.timing import PhaseClock
 
 CPU = torch.device("cpu")
+#: Uncompiled: a compilation for every run would take longer than the runs.
+ENGINES = {"torch": ["env.engine=torch", "env.options.compile=false"], "envpool": ["env.engine=envpool"]}
 
 
 class Journal:
@@ -139,8 +142,43 @@ def test_a_step_that_is_not_capturable_is_never_captured(captures: list[int]) ->
     assert not captures
 
 
+def train(*overrides: str, graphed: bool, updates: int = 7) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
+    """Metrics and parameters of a small run on the CPU, with tapes for graphs or eagerly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "capture", tape.capture)
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        patch.setattr(loop, "make_graphs", lambda config, device, clock, console: Graphs(clock, graphed, notice=refuse))
+        trainer = Trainer(small_config("env.engine=torch", *overrides), QuietConsole())
+        metrics = [without_times(trainer.train_one_update()) for _ in range(updates)]
+        parameters = [p.detach().clone() for p in trainer.policy.parameters()]
+        trainer.close()
+    return metrics, parameters
+
+
+def refuse(notice: str) -> None:
+    raise AssertionError(notice)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["ppo.lr_schedule=adaptive", "normalize.observations=true", "normalize.rewards=true"],
+        ["env.id=Pendulum", "ppo.lr_schedule=linear", "ppo.clip_schedule=linear", "normalize.values=false"],
+        ["ppo.entropy_coef=0.1", "ppo.entropy_schedule=linear", "ppo.target_kl=0.0005", "total_steps=600"],
+        ["ppo.recompute_advantages=minibatch", "ppo.value_clip_range=0.2"],
+        ["ppo.recompute_advantages=epoch", "env.id=Pendulum", "normalize.observations=true"],
+        ["env.reseed_interval=5"],
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_operators_called_again_on_the_same_tensors_equal_an_eager_run_bit_for_bit(settings: list[str]) -> None:
+    (replayed, parameters), (eager, expected) = (train(*settings, graphed=graphed) for graphed in (True, False))
+    assert replayed == eager
+    assert all(torch.equal(a, b) for a, b in zip(parameters, expected, strict=True))
+
+
 def run(*overrides: str, updates: int = 6) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
-    config = small_config("device=cuda", "total_steps=100000", "loss.backend=torch", *overrides)
+    config = small_config("device=cuda", "loss.backend=torch", *overrides)
     trainer = Trainer(copy.deepcopy(config), QuietConsole())
     metrics = [trainer.train_one_update() for _ in range(updates)]
     parameters = [p.detach().clone() for p in trainer.policy.parameters()]
@@ -149,7 +187,7 @@ def run(*overrides: str, updates: int = 6) -> tuple[list[dict[str, Any]], list[t
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("engine", ["torch", "envpool"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -163,7 +201,7 @@ def run(*overrides: str, updates: int = 6) -> tuple[list[dict[str, Any]], list[t
 def test_replayed_updates_equal_eager_ones(engine: str, settings: list[str]) -> None:
     """The same kernels on the same random numbers: equal up to the order in which cuBLAS may sum under another
     workspace."""
-    common = [f"env.engine={engine}", *settings]
+    common = [*ENGINES[engine], *settings]
     (replayed, replayed_parameters), (eager, eager_parameters) = (
         run(f"cuda_graphs={graphs}", *common) for graphs in ("true", "false")
     )
@@ -178,7 +216,7 @@ def test_replayed_updates_equal_eager_ones(engine: str, settings: list[str]) -> 
 
 @pytest.mark.gpu
 def test_replays_still_tell_the_phases_and_only_high_detail_the_parts_of_the_update() -> None:
-    normal, high = (run("env.engine=torch", f"timing.detail={detail}")[0][-1] for detail in ("normal", "high"))
+    normal, high = (run(*ENGINES["torch"], f"timing.detail={detail}")[0][-1] for detail in ("normal", "high"))
     for metrics in (normal, high):
         assert all(
             metrics[f"time/{phase}_ms"] > 0 for phase in ("env_step", "transfer", "inference", "credit", "update")
@@ -207,7 +245,7 @@ def test_what_waits_for_the_device_cannot_be_captured_and_runs_eagerly() -> None
 
 @pytest.mark.gpu
 def test_a_replay_with_learning_rate_0_changes_nothing() -> None:
-    config = small_config("device=cuda", "env.engine=torch", "ppo.lr_schedule=constant", "normalize.values=false")
+    config = small_config("device=cuda", *ENGINES["torch"], "ppo.lr_schedule=constant", "normalize.values=false")
     trainer = Trainer(config, QuietConsole())
     for _ in range(5):  # warm-up, capture, replay
         trainer.train_one_update()
