@@ -28,7 +28,7 @@ from scripts.amdahl_cells import Cell, Preset, expand, read_preset
 from scripts.amdahl_html import page
 from scripts.amdahl_measure import EnvShelf, measure
 from scripts.amdahl_stats import Row, not_measured, read_rows, rows_of
-from scripts.amdahl_tables import closing_lines, title
+from scripts.amdahl_tables import closing_lines, figures_text, title
 from scripts.provenance import append_rows, provenance
 from trainer.config import ConfigError
 from trainer.files import write_atomically
@@ -59,8 +59,8 @@ def _parse(arguments: list[str]) -> Options:
     return options
 
 
-def _measure_all(preset: Preset, cells: list[Cell]) -> Iterator[Row]:
-    """The rows of all cells, told as they come; a cell that fails or finds no time left is a row that says so."""
+def _measure_all(preset: Preset, cells: list[Cell]) -> Iterator[list[Row]]:
+    """Each cell's rows, told as they come; a cell that fails or finds no time left is one row that says so."""
     start = time.monotonic()
     shelf = EnvShelf()
     try:
@@ -71,7 +71,7 @@ def _measure_all(preset: Preset, cells: list[Cell]) -> Iterator[Row]:
             else:
                 rows = _measured_rows(cell, shelf)
             print(f"[{time.monotonic() - start:4.0f} s] {_told(rows)}", flush=True)
-            yield from rows
+            yield rows
     finally:
         shelf.close()
 
@@ -92,6 +92,8 @@ def run(options: Options) -> int:
     """Measure or read, write the report, print the summary; returns the exit status."""
     if options.report:
         table = Path(options.report)
+        if not table.is_file():
+            raise ConfigError(f"report={table}: there is no such table; preset=... measures one")
         rows, origin = read_rows(table)
         folder = table.parent
     else:
@@ -99,11 +101,12 @@ def run(options: Options) -> int:
         cells = [cell for cell in expand(preset, options.device, options.seed) if options.only in title(cell.labels)]
         if not cells:
             raise ConfigError(f"only={options.only}: no cell of preset={options.preset} has this in its name")
-        rows = list(_measure_all(preset, cells))
-        origin = {name: str(value) for name, value in provenance(PACKAGES).items()}
-        append_rows(folder / "amdahl.csv", [{**origin, **asdict(row)} for row in rows])
+        origin, rows = {name: str(value) for name, value in provenance(PACKAGES).items()}, []
+        for found in _measure_all(preset, cells):
+            append_rows(folder / "amdahl.csv", [{**origin, **asdict(row)} for row in found])
+            rows += found
     write_atomically(folder / "amdahl.html", lambda file: file.write(page(rows, origin).encode()))
-    print("\n".join(closing_lines(rows)))
+    print(figures_text(rows), *closing_lines(rows), sep="\n")
     print(f"report: {folder / 'amdahl.html'}")
     return 0 if any(row.is_pair for row in rows) else 1
 

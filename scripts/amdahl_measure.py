@@ -58,8 +58,9 @@ class Run:
         totals = {name: metrics[f"time/{name}_ms"] + ms for name, ms in logging.items() if f"time/{name}_ms" in metrics}
         return Sample(wall_ms, totals)
 
-    def take_turn(self, updates: int, skipped: int) -> None:
-        """Make some updates and keep what they took, without the first ``skipped``."""
+    def take_turn(self, updates: int, skipped: int, seed: int) -> None:
+        """Make some updates and keep what they took, without the first ``skipped``; equal seeds draw equal numbers."""
+        torch.manual_seed(self.trainer.config.seed + seed)
         self.rounds.append([self.update() for _ in range(updates)][skipped:])
 
     @property
@@ -170,7 +171,7 @@ def measure(cell: Cell, shelf: EnvShelf) -> Measured:
     deadline = time.monotonic() + cell.seconds
     with _runs(cell, shelf) as runs:
         for run in runs.values():
-            run.take_turn(cell.warmup, skipped=cell.warmup)
+            run.take_turn(cell.warmup, skipped=cell.warmup, seed=0)
             run.rounds.clear()
         parts: dict[str, list[dict[str, PartTimes]]] = {baseline.name: [] for baseline in cell.baselines}
         measured = Measured(cell, runs, parts)
@@ -184,8 +185,7 @@ def _take_turns(measured: Measured) -> None:
     cell, number = measured.cell, measured.rounds
     runs = list(measured.runs.values())
     for run in runs if number % 2 == 0 else reversed(runs):
-        torch.manual_seed(run.trainer.config.seed + number)  # every run draws the same actions and minibatches
-        run.take_turn(cell.turn, cell.skip)
+        run.take_turn(cell.turn, cell.skip, seed=1 + number)
     if number % PARTS_INTERVAL == 0:
         candidate = measured.runs[cell.candidate.name]
         for baseline, found in measured.parts.items():

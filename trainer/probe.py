@@ -104,8 +104,8 @@ def _difference(used: Estimate, other: Estimate) -> float:
 def _relative_difference(a: Tensor, b: Tensor) -> float:
     same = (a == b) | (a.isnan() & b.isnan())
     scale = torch.where(b.isfinite(), b.abs(), 0.0).max().clamp(min=1.0)
-    difference = torch.where(same, 0.0, (a - b).abs() / scale).nan_to_num(nan=torch.inf)
-    return float(difference.max())
+    difference = (a - b).abs() / scale
+    return float(torch.where(same, 0.0, torch.where(difference.isnan(), torch.inf, difference)).max())
 
 
 class CreditProbe:
