@@ -21,6 +21,8 @@ CPU = torch.device("cpu")
 #: Uncompiled: a compilation for every run would take longer than the runs.
 ENGINES = {"torch": ["env.engine=torch", "env.options.compile=false"], "envpool": ["env.engine=envpool"]}
 
+Run = tuple[list[dict[str, Any]], list[torch.Tensor]]  #: metrics of every update, and the parameters at the end
+
 
 class Journal:
     """Notes, in order, which phases open and close and which parts run; stands for the clock."""
@@ -142,7 +144,7 @@ def test_a_step_that_is_not_capturable_is_never_captured(captures: list[int]) ->
     assert not captures
 
 
-def train(*overrides: str, graphed: bool, updates: int = 7) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
+def train(*overrides: str, graphed: bool, updates: int = 7) -> Run:
     """Metrics and parameters of a small run on the CPU, with tapes for graphs or eagerly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "capture", tape.capture)
@@ -177,7 +179,7 @@ def test_operators_called_again_on_the_same_tensors_equal_an_eager_run_bit_for_b
     assert all(torch.equal(a, b) for a, b in zip(parameters, expected, strict=True))
 
 
-def run(*overrides: str, updates: int = 6) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
+def run(*overrides: str, updates: int = 6) -> Run:
     config = small_config("device=cuda", "loss.backend=torch", *overrides)
     trainer = Trainer(copy.deepcopy(config), QuietConsole())
     metrics = [trainer.train_one_update() for _ in range(updates)]
@@ -195,6 +197,7 @@ def run(*overrides: str, updates: int = 6) -> tuple[list[dict[str, Any]], list[t
         ["ppo.lr_schedule=linear", "ppo.target_kl=0.001", "ppo.clip_schedule=linear", "ppo.entropy_schedule=linear"],
         ["ppo.recompute_advantages=minibatch", "normalize.rewards=true"],
         ["timing.detail=high"],
+        ["loss.backend=triton", "ppo.value_clip_range=0.2", "ppo.entropy_coef=0.01"],
     ],
     ids=lambda settings: settings[0],
 )
@@ -202,9 +205,19 @@ def test_replayed_updates_equal_eager_ones(engine: str, settings: list[str]) -> 
     """The same kernels on the same random numbers: equal up to the order in which cuBLAS may sum under another
     workspace."""
     common = [*ENGINES[engine], *settings]
-    (replayed, replayed_parameters), (eager, eager_parameters) = (
-        run(f"cuda_graphs={graphs}", *common) for graphs in ("true", "false")
-    )
+    assert_alike(*(run(f"cuda_graphs={graphs}", *common) for graphs in ("true", "false")))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("env", ["CartPole", "Pendulum"])
+def test_the_fused_loss_trains_as_the_one_in_torch_does(env: str) -> None:
+    """Sums in another order: a rounding in the loss, and what Adam makes of it."""
+    common = [*ENGINES["torch"], f"env.id={env}", "ppo.entropy_coef=0.01", "ppo.value_clip_range=0.2"]
+    assert_alike(*(run(f"loss.backend={backend}", *common) for backend in ("triton", "torch")))
+
+
+def assert_alike(replayed_run: Run, eager_run: Run) -> None:
+    (replayed, replayed_parameters), (eager, eager_parameters) = replayed_run, eager_run
     for a, b in zip(replayed_parameters, eager_parameters, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     for a, b in zip(replayed, eager, strict=True):
