@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from kernels.loss_inputs import REPORTED, Coefficients, LossInputs
 from kernels.operations import describe
+from kernels.triton_call import Launch, run
 from kernels.triton_loss import PARTS, backward_kernel, finish_kernel, forward_kernel
 from kernels.triton_tiles import next_power
 
@@ -17,23 +16,6 @@ INTERPRETED = isinstance(forward_kernel, InterpretedFunction)
 MAX_ACTIONS = 4096
 _CELLS = 2048  # of a tile: rows times padded columns
 _FINISH_BLOCK = 512
-
-
-class Launch(NamedTuple):
-    """One kernel with its grid, its arguments and the constants that it compiles for."""
-
-    kernel: Any
-    programs: int
-    arguments: tuple[Any, ...]
-    constants: dict[str, int]
-
-    def run(self) -> None:
-        """Launch on the current stream."""
-        self.kernel[(self.programs,)](*self.arguments, **self.constants)
-
-    def compile(self) -> Any:
-        """The compiled kernel for Triton's active target; the tensors may be on ``meta``."""
-        return self.kernel.warmup(*self.arguments, **self.constants, grid=(self.programs,))
 
 
 def check_runs(inputs: LossInputs) -> None:
@@ -57,7 +39,7 @@ def check_runs(inputs: LossInputs) -> None:
 def forward(inputs: LossInputs, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
     """The total and the report ``[8]``."""
     (total, report), launches = forward_launches(inputs, coefficients)
-    _run(launches, inputs.policy_outputs)
+    run(launches, inputs.policy_outputs.device)
     return total, report
 
 
@@ -66,15 +48,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of outputs, values and log-std (empty without one)."""
     (outputs, values, parts), launches = backward_launches(gradient, report, inputs, coefficients)
-    _run(launches, inputs.policy_outputs)
+    run(launches, inputs.policy_outputs.device)
     log_std = parts.sum(0)
     return outputs, values, log_std if inputs.log_std is None else log_std.to(inputs.log_std.dtype)
-
-
-def _run(launches: list[Launch], outputs: Tensor) -> None:
-    with torch.cuda.device_of(outputs):
-        for launch in launches:
-            launch.run()
 
 
 def forward_launches(inputs: LossInputs, coefficients: Coefficients) -> tuple[tuple[Tensor, Tensor], list[Launch]]:
@@ -87,8 +63,8 @@ def forward_launches(inputs: LossInputs, coefficients: Coefficients) -> tuple[tu
     sums = (tuple(inputs), _strides(inputs), *scalars[:2], parts, len(outputs))
     joined = (parts, programs, inputs.row_count, *scalars[2:], total, report)
     return (total, report), [
-        Launch(forward_kernel, programs, sums, constants),
-        Launch(finish_kernel, 1, joined, {"BLOCK": _FINISH_BLOCK}),
+        Launch(forward_kernel, (programs,), sums, constants),
+        Launch(finish_kernel, (1,), joined, {"BLOCK": _FINISH_BLOCK}),
     ]
 
 
@@ -106,7 +82,7 @@ def backward_launches(
     arguments = (
         tuple(inputs), _strides(inputs), *_scalars(coefficients), gradient, report[-1:], *gradients, len(outputs),
     )  # fmt: skip
-    return gradients, [Launch(backward_kernel, programs, arguments, constants)]
+    return gradients, [Launch(backward_kernel, (programs,), arguments, constants)]
 
 
 def _tile(inputs: LossInputs) -> tuple[int, dict[str, int]]:

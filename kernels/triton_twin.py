@@ -1,0 +1,126 @@
+"""Layers of two MLPs side by side: each launch does the same step for both, with bias and activation fused.
+
+The last grid axis is the network, called ``g`` here; what belongs to a network comes in pairs. A layer has K inputs and
+N outputs, its weight is ``[N, K]`` as in `torch.nn.Linear`. Products take operands of ``DOT`` (bfloat16, or float32 at
+``PRECISION``) and add in float32. Sums over rows are split over programs and joined in a fixed order.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportAssignmentType=false
+# pyright: reportInvalidTypeForm=false
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pick(pair, g):
+    """What belongs to network ``g``."""
+    return tl.where(g == 1, pair[1], pair[0])
+
+
+@triton.jit
+def activate(z, ACTIVATION: tl.constexpr):
+    """The activation of ``z``."""
+    if ACTIVATION == "elu":
+        z = tl.where(z > 0, z, tl.exp(z) - 1.0)
+    elif ACTIVATION == "tanh":
+        z = 1.0 - 2.0 / (tl.exp(2.0 * z) + 1.0)
+    elif ACTIVATION == "relu":
+        z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return z
+
+
+@triton.jit
+def slope(h, ACTIVATION: tl.constexpr):
+    """The derivative of the activation where its value is ``h``."""
+    if ACTIVATION == "elu":
+        h = tl.where(h > 0, 1.0, h + 1.0)
+    elif ACTIVATION == "tanh":
+        h = 1.0 - h * h
+    elif ACTIVATION == "relu":
+        h = tl.where(h > 0, 1.0, 0.0)
+    return h
+
+
+@triton.jit
+def load_tile(x, stride, row, rows, column, columns, DOT: tl.constexpr):
+    """``x[row, column]``, rows ``stride`` apart, 0 outside of ``[rows, columns]``."""
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = x + row.to(tl.int64)[:, None] * stride + column[None, :]
+    return tl.load(at, mask=inside, other=0).to(DOT)
+
+
+@triton.jit
+def layer_kernel(
+    inputs, weights, biases, outputs, output_strides, B, widths, INPUT_STRIDE: tl.constexpr, K: tl.constexpr,
+    ACTIVATION: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr,
+    STEP: tl.constexpr,
+):  # fmt: skip
+    """``outputs = activation(inputs @ weights.T + biases)``."""
+    g = tl.program_id(2)
+    x, weight, bias, y, N = pick(inputs, g), pick(weights, g), pick(biases, g), pick(outputs, g), pick(widths, g)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    n = tl.program_id(1) * OUT + tl.arange(0, OUT)
+    z = tl.zeros([ROWS, OUT], tl.float32)
+    for start in tl.range(0, K, STEP):
+        k = start + tl.arange(0, STEP)
+        left = load_tile(x, INPUT_STRIDE, row, B, k, K, DOT)
+        right = load_tile(weight, K, n, N, k, K, DOT)
+        z = tl.dot(left, tl.trans(right), z, input_precision=PRECISION)
+    z += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
+    h = activate(z, ACTIVATION).to(y.dtype.element_ty)
+    at = y + row.to(tl.int64)[:, None] * pick(output_strides, g) + n[None, :]
+    tl.store(at, h, mask=(row < B)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def input_gradient_kernel(
+    gradients, gradient_strides, weights, values, results, B, widths, K: tl.constexpr, ACTIVATION: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, STEP: tl.constexpr,
+    MAX_N: tl.constexpr,
+):  # fmt: skip
+    """``results = gradients @ weights * slope(values)``: from a layer's sums to those of the layer below."""
+    g = tl.program_id(2)
+    dz, weight, h, below = pick(gradients, g), pick(weights, g), pick(values, g), pick(results, g)
+    N, stride = pick(widths, g), pick(gradient_strides, g)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k = tl.program_id(1) * OUT + tl.arange(0, OUT)
+    gradient = tl.zeros([ROWS, OUT], tl.float32)
+    for start in tl.range(0, MAX_N, STEP):
+        n = start + tl.arange(0, STEP)
+        left = load_tile(dz, stride, row, B, n, N, DOT)
+        right = load_tile(weight, K, n, N, k, K, DOT)
+        gradient = tl.dot(left, right, gradient, input_precision=PRECISION)
+    gradient *= slope(load_tile(h, K, row, B, k, K, tl.float32), ACTIVATION)
+    at = below + row.to(tl.int64)[:, None] * K + k[None, :]
+    tl.store(at, gradient.to(below.dtype.element_ty), mask=(row < B)[:, None] & (k < K)[None, :])
+
+
+@triton.jit
+def weight_gradient_kernel(
+    gradients, gradient_strides, inputs, parts, part_size, weight_starts, bias_starts, B, widths, rows_of_part,
+    INPUT_STRIDE: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, OUT: tl.constexpr,
+    IN: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """One part's share of ``gradients.T @ inputs`` and of the sums of ``gradients``, in its row of ``parts``."""
+    part = tl.program_id(1)
+    g = tl.program_id(2)
+    dz, x, N, stride = pick(gradients, g), pick(inputs, g), pick(widths, g), pick(gradient_strides, g)
+    tiles = tl.cdiv(K, IN)
+    n = tl.program_id(0) // tiles * OUT + tl.arange(0, OUT)
+    k = tl.program_id(0) % tiles * IN + tl.arange(0, IN)
+    first = part * rows_of_part
+    last = tl.minimum(first + rows_of_part, B)
+    weight = tl.zeros([OUT, IN], tl.float32)
+    bias = tl.zeros([OUT], tl.float32)
+    for start in tl.range(first, last, STEP):
+        row = start + tl.arange(0, STEP)
+        left = load_tile(dz, stride, row, last, n, N, DOT)
+        right = load_tile(x, INPUT_STRIDE, row, last, k, K, DOT)
+        weight = tl.dot(tl.trans(left), right, weight, input_precision=PRECISION)
+        bias += tl.sum(left.to(tl.float32), 0)
+    share = parts + part.to(tl.int64) * part_size
+    at = share + pick(weight_starts, g) + n[:, None] * K + k[None, :]
+    tl.store(at, weight, mask=(n < N)[:, None] & (k < K)[None, :])
+    if tl.program_id(0) % tiles == 0:
+        tl.store(share + pick(bias_starts, g) + n, bias, mask=n < N)

@@ -1,0 +1,177 @@
+"""Launching the layers of two MLPs: tiles, memory of the hidden layers, and the order of the steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+from kernels.operations import describe
+from kernels.triton_call import Launch, run
+from kernels.triton_tiles import next_power
+from kernels.triton_twin import input_gradient_kernel, layer_kernel, weight_gradient_kernel
+
+INTERPRETED = isinstance(layer_kernel, InterpretedFunction)
+Pair = tuple[Any, Any]
+#: Rows whose products one program of a weight gradient adds up.
+ROWS_OF_PART = 1024
+
+
+class Layer(NamedTuple):
+    """One layer of both networks."""
+
+    inputs: int
+    outputs: tuple[int, int]  #: equal but in the last layer
+    weights: Pair
+    biases: Pair
+
+
+class Format(NamedTuple):
+    """What matrix products take."""
+
+    dtype: torch.dtype
+    dot: Any
+    precision: str
+    step: int  #: of the axis that a product sums over
+
+
+FORMATS = {
+    "bfloat16": Format(torch.bfloat16, tl.bfloat16, "ieee", 64),
+    "tf32": Format(torch.float32, tl.float32, "tf32", 32),
+    "ieee": Format(torch.float32, tl.float32, "ieee", 32),
+}
+
+
+def forward(
+    inputs: Tensor, parameters: Sequence[Tensor], activation: str, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs of both networks, and the memory of their hidden layers.
+
+    Raises:
+        ValueError: not on CUDA.
+    """
+    if not (inputs.is_cuda or INTERPRETED):
+        raise ValueError(
+            f"backend: 'triton' needs CUDA tensors, got inputs of {describe(inputs)}; use 'torch' or 'auto'"
+        )
+    results, launches = forward_launches(inputs, layers_of(parameters), activation, FORMATS[precision])
+    run(launches, inputs.device)
+    return results
+
+
+def backward(
+    gradients: Pair, memory: Tensor, inputs: Tensor, parameters: Sequence[Tensor], activation: str, precision: str
+) -> Tensor:
+    """Gradients of all parameters in one flat tensor, in their order."""
+    gradients = gradients[0].contiguous(), gradients[1].contiguous()
+    layers = layers_of(parameters)
+    parts, launches = backward_launches(gradients, inputs, layers, memory, activation, FORMATS[precision])
+    run(launches, inputs.device)
+    return parts.sum(0)
+
+
+def layers_of(parameters: Sequence[Tensor]) -> list[Layer]:
+    """``parameters``: weight and bias of the first network's layer, then the second's, layer by layer."""
+    layers = []
+    for start in range(0, len(parameters), 4):
+        first, first_bias, second, second_bias = parameters[start : start + 4]
+        widths = (first.shape[0], second.shape[0])
+        layers.append(Layer(first.shape[1], widths, (first, second), (first_bias, second_bias)))
+    return layers
+
+
+def hidden_of(memory: Tensor, layers: list[Layer], rows: int) -> list[Pair]:
+    """The hidden layers of both networks in one flat memory, ``[rows, width]`` each."""
+    widths = [layer.outputs[0] for layer in layers[:-1]]
+    return [(part[0], part[1]) for part in (x.view(2, rows, -1) for x in memory.split([2 * rows * w for w in widths]))]
+
+
+def forward_launches(
+    inputs: Tensor, layers: list[Layer], activation: str, format: Format
+) -> tuple[tuple[Tensor, Tensor, Tensor], list[Launch]]:
+    """Outputs of both networks (float32) and the memory of their hidden layers, and what fills them."""
+    rows = len(inputs)
+    memory = inputs.new_empty(2 * rows * sum(layer.outputs[0] for layer in layers[:-1]), dtype=format.dtype)
+    outputs = tuple(inputs.new_empty(rows, width, dtype=torch.float32) for width in layers[-1].outputs)
+    values = [(inputs, inputs), *hidden_of(memory, layers, rows), outputs]
+    launches = []
+    for layer, (below, above) in zip(layers, itertools.pairwise(values), strict=True):
+        out = _tile(max(layer.outputs), 128)
+        arguments = (below, layer.weights, layer.biases, above, layer.outputs, rows, layer.outputs)
+        constants = {
+            "INPUT_STRIDE": below[0].stride(0), "K": layer.inputs, "DOT": format.dot,
+            "ACTIVATION": "none" if layer is layers[-1] else activation,
+            "PRECISION": format.precision, "ROWS": 128, "OUT": out, "STEP": _tile(layer.inputs, format.step),
+        }  # fmt: skip
+        grid = (-(-rows // 128), -(-max(layer.outputs) // out), 2)
+        launches.append(Launch(layer_kernel, grid, arguments, constants, _warps(128 * out)))
+    return (*outputs, memory), launches
+
+
+def backward_launches(
+    gradients: Pair, inputs: Tensor, layers: list[Layer], memory: Tensor, activation: str, format: Format
+) -> tuple[Tensor, list[Launch]]:
+    """Parts ``[parts, parameters]`` of the gradients, in the order of the parameters, and what fills them."""
+    rows = len(inputs)
+    values = [(inputs, inputs), *hidden_of(memory, layers, rows)]
+    below = hidden_of(torch.empty_like(memory), layers, rows)
+    sizes = [w.numel() + b.numel() for layer in layers for w, b in zip(layer.weights, layer.biases, strict=True)]
+    starts = list(itertools.accumulate(sizes, initial=0))
+    parts = inputs.new_empty(-(-rows // ROWS_OF_PART), starts[-1], dtype=torch.float32)
+    launches = []
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
+        strides = gradients[0].stride(0), gradients[1].stride(0)
+        places = starts[2 * index], starts[2 * index + 1]
+        launches.append(_weight_gradient(layer, gradients, strides, values[index], parts, places, rows, format))
+        if index:
+            above, gradients = gradients, below[index - 1]
+            launches.append(_input_gradient(layer, above, strides, values[index], gradients, rows, activation, format))
+    return parts, launches
+
+
+def _weight_gradient(
+    layer: Layer, gradients: Pair, strides: Pair, values: Pair, parts: Tensor, places: Pair, rows: int, format: Format
+) -> Launch:
+    widest = max(layer.outputs)
+    out, into = _tile(widest, 128), _tile(layer.inputs, 128)
+    biases = tuple(place + layer.inputs * width for place, width in zip(places, layer.outputs, strict=True))
+    arguments = (
+        gradients, strides, values, parts, parts.shape[1], places, biases, rows, layer.outputs,
+        ROWS_OF_PART,
+    )  # fmt: skip
+    constants = {
+        "INPUT_STRIDE": values[0].stride(0), "K": layer.inputs, "DOT": format.dot,
+        "PRECISION": format.precision, "OUT": out, "IN": into,
+        "STEP": format.step,
+    }  # fmt: skip
+    grid = (-(-widest // out) * -(-layer.inputs // into), len(parts), 2)
+    return Launch(weight_gradient_kernel, grid, arguments, constants, _warps(out * into))
+
+
+def _input_gradient(
+    layer: Layer, gradients: Pair, strides: Pair, values: Pair, below: Pair, rows: int, activation: str, format: Format
+) -> Launch:
+    widest = max(layer.outputs)
+    out = _tile(layer.inputs, 128)
+    arguments = (gradients, strides, layer.weights, values, below, rows, layer.outputs)
+    constants = {
+        "K": layer.inputs, "ACTIVATION": activation, "DOT": format.dot, "PRECISION": format.precision, "ROWS": 128,
+        "OUT": out, "STEP": _tile(widest, format.step), "MAX_N": widest,
+    }  # fmt: skip
+    grid = (-(-rows // 128), -(-layer.inputs // out), 2)
+    return Launch(input_gradient_kernel, grid, arguments, constants, _warps(128 * out))
+
+
+def _tile(size: int, largest: int) -> int:
+    """A side of a tile: at least the 16 that a matrix instruction takes."""
+    return max(16, min(largest, next_power(size)))
+
+
+def _warps(cells: int) -> int:
+    return 8 if cells > 64 * 128 else 4

@@ -1,0 +1,162 @@
+"""Two MLPs over the same inputs, evaluated together: an actor and a critic that share nothing but the observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.operations import Backend, describe
+
+Activation = Literal["elu", "relu", "tanh"]
+Precision = Literal["bfloat16", "tf32", "ieee"]
+#: Weight ``[outputs, inputs]`` and bias ``[outputs]`` of a linear layer.
+Linear = tuple[Tensor, Tensor]
+
+
+class TwinOutputs(NamedTuple):
+    """What `twin_mlp` returns."""
+
+    first: Tensor  #: ``[B, outputs of the first network]`` float32
+    second: Tensor  #: ``[B, outputs of the second network]`` float32
+
+
+def twin_mlp(
+    inputs: Tensor,
+    first: Sequence[Linear],
+    second: Sequence[Linear],
+    *,
+    activation: Activation = "elu",
+    precision: Precision = "tf32",
+    backend: Backend = "auto",
+) -> TwinOutputs:
+    """``h[l + 1] = activation(h[l] @ W[l].T + b[l])`` for two networks at once, the last layer without activation.
+
+    Their hidden layers have equal widths, their outputs may differ. The fused backend launches each layer once for both
+    networks, with bias and activation inside the matrix product, backward too; weight gradients are added in a fixed
+    order, so that equal inputs give equal bits. ELU has a slope of ``exp(z)`` below 0.
+
+    Args:
+        inputs: ``[B, I]`` float32, contiguous rows; a constant, no gradient reaches it.
+        first, second: the linear layers of each network, float32.
+        activation: ``elu``, ``relu`` or ``tanh``.
+        precision: what products take: ``bfloat16`` (hidden layers are kept in it, too), ``tf32`` (float32 rounded to
+            10 bits of fraction), ``ieee`` (float32). Sums are float32.
+        backend: ``triton`` (CUDA), ``torch`` (the two networks one after the other; ``tf32`` and ``ieee`` are then
+            torch's own setting), or ``auto``.
+
+    Raises:
+        TypeError: a dtype that is not float32.
+        ValueError: shapes that do not chain, other hidden widths in the second network, an unknown choice, or a backend
+            that cannot run here.
+    """
+    _check(inputs, first, second, activation, precision, backend)
+    if backend == "torch" or (backend == "auto" and not inputs.is_cuda):
+        return TwinOutputs(*(_mlp(inputs.detach(), layers, activation, precision) for layers in (first, second)))
+    parameters = [x for pair in zip(first, second, strict=True) for layer in pair for x in layer]
+    one, two, _ = torch.ops.rollscan.twin_mlp(inputs.detach(), parameters, activation, precision)
+    return TwinOutputs(one, two)
+
+
+def _mlp(inputs: Tensor, layers: Sequence[Linear], activation: Activation, precision: Precision) -> Tensor:
+    activate = getattr(functional, activation) if activation != "tanh" else torch.tanh
+    x = inputs
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        for weight, bias in layers[:-1]:
+            x = activate(functional.linear(x, weight, bias))
+        return functional.linear(x, *layers[-1]).float()
+
+
+def _check(
+    inputs: Tensor, first: Sequence[Linear], second: Sequence[Linear], activation: str, precision: str, backend: str
+) -> None:
+    for name, value, choices in (
+        ("activation", activation, Activation), ("precision", precision, Precision), ("backend", backend, Backend),
+    ):  # fmt: skip
+        if value not in get_args(choices):
+            raise ValueError(f"{name}: expected one of {', '.join(get_args(choices))}, got {value!r}")
+    if inputs.dim() != 2 or inputs.stride(1) != 1:
+        raise ValueError(f"inputs: expected [B, I] with contiguous rows, got {describe(inputs)}")
+    if len(first) != len(second) or not first:
+        raise ValueError(f"second: expected as many layers as first, {len(first)} and at least 1, got {len(second)}")
+    for name, layers in (("first", first), ("second", second)):
+        width = inputs.shape[1]
+        for index, (weight, bias) in enumerate(layers):
+            if weight.dim() != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
+                raise ValueError(
+                    f"{name}[{index}]: expected a weight [outputs, {width}] and a bias [outputs], got "
+                    f"{describe(weight)} and {describe(bias)}"
+                )
+            width = len(bias)
+    for index, ((weight, _), (other, _)) in enumerate(zip(first[:-1], second[:-1], strict=True)):
+        if weight.shape != other.shape:
+            raise ValueError(f"second[{index}]: expected {len(weight)} outputs as first, got {len(other)}")
+    for x in (inputs, *(x for layers in (first, second) for layer in layers for x in layer)):
+        if x.dtype != torch.float32 or x.device != inputs.device:
+            raise TypeError(f"inputs and parameters: expected float32 on {inputs.device}, got {describe(x)}")
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+_OPTIONS = "Tensor[] parameters, str activation, str precision"
+
+
+def _forward(inputs: Tensor, parameters: list[Tensor], activation: str, precision: str) -> tuple[Tensor, ...]:
+    from kernels import triton_twin_launch  # here, so that the package imports where Triton is not installed
+
+    return triton_twin_launch.forward(inputs, parameters, activation, precision)
+
+
+def _backward(
+    first: Tensor, second: Tensor, memory: Tensor, inputs: Tensor, parameters: list[Tensor], activation: str,
+    precision: str,
+) -> Tensor:  # fmt: skip
+    from kernels import triton_twin_launch
+
+    return triton_twin_launch.backward((first, second), memory, inputs, parameters, activation, precision)
+
+
+def _fake_forward(inputs: Tensor, parameters: list[Tensor], activation: str, precision: str) -> tuple[Tensor, ...]:
+    rows, hidden = len(inputs), sum(len(bias) for bias in parameters[1:-4:2])
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    outputs = (inputs.new_empty(rows, len(bias)) for bias in (parameters[-3], parameters[-1]))
+    return *outputs, inputs.new_empty(rows * hidden, dtype=dtype)
+
+
+def _fake_backward(
+    first: Tensor, second: Tensor, memory: Tensor, inputs: Tensor, parameters: list[Tensor], activation: str,
+    precision: str,
+) -> Tensor:  # fmt: skip
+    return inputs.new_empty(sum(x.numel() for x in parameters))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, parameters, *ctx.options = inputs
+    ctx.save_for_backward(output[2], x, *parameters)
+
+
+def _differentiate(ctx: Any, first: Tensor, second: Tensor, _: Tensor) -> tuple[Any, ...]:
+    memory, inputs, *parameters = ctx.saved_tensors
+    flat = torch.ops.rollscan.twin_mlp_backward(first, second, memory, inputs, parameters, *ctx.options)
+    parts = flat.split([x.numel() for x in parameters])
+    gradients = [part.view_as(x) for part, x in zip(parts, parameters, strict=True)]
+    return None, gradients, *[None] * len(ctx.options)
+
+
+def _register(name: str, schema: str, run: Any, fake: Any) -> None:
+    torch.library.define(name, schema)
+    torch.library.impl(name, "CompositeExplicitAutograd", run)
+    torch.library.register_fake(name, fake)
+
+
+_register("rollscan::twin_mlp", f"(Tensor inputs, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", _forward, _fake_forward)
+_register(
+    "rollscan::twin_mlp_backward",
+    f"(Tensor first, Tensor second, Tensor memory, Tensor inputs, {_OPTIONS}) -> Tensor",
+    _backward,
+    _fake_backward,
+)
+torch.library.register_autograd("rollscan::twin_mlp", _differentiate, setup_context=_save)
