@@ -92,7 +92,7 @@ REFUSED = {
     "credit.backend=trtion": "credit.backend=trtion is not one of auto, triton, torch; did you mean triton?",
     "credit=foo": "credit=foo: there is no such preset under configs/credit: discounted, gae, td_lambda, vtrace",
     "env=Foo": "env=Foo: there is no such preset under configs/env",
-    "algo=foo": "algo=foo: there is no such preset under configs/algo: ppo",
+    "algo=foo": "algo=foo: there is no such preset under configs/algo: impala, ppo",
     "experiment=foo": "experiment=foo: there is no such preset",
     "env.engine=gym": "env.engine=gym",
     "policy.hidden_sizes=[]": "policy.hidden_sizes=[]",

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138}
 #: Where the signal comes, and at which call of it.
 MOMENTS: dict[str, tuple[Any, str, int]] = {
-    "start-up": (loop, "make_env", 1),
+    "start-up": (loop, "make_training_env", 1),
     "rollout": (Collector, "collect", 2),
     "update": (PPO, "update", 2),
     "checkpoint write": (checkpoint, "save", 1),

@@ -12,6 +12,7 @@ from envs.actions import ActionMap
 from envs.base import VecEnv
 from kernels.operations import Backend
 from trainer.console import Console
+from trainer.episodes import EpisodeTracker
 from trainer.graphs import Graphs
 from trainer.normalize import ObservationNormalizer, ValueNormalizer
 from trainer.policy import ActorCritic
@@ -31,6 +32,7 @@ class Parts:
     backend: Backend  #: of the credit kernels
     device: torch.device
     console: Console
+    episodes: EpisodeTracker
 
 
 class Source(Protocol):
@@ -48,6 +50,14 @@ class Source(Protocol):
         """Go on from an env whose state was restored, with the observations that it returned."""
         ...
 
+    def explain(self, times: dict[str, float]) -> tuple[dict[str, float], dict[str, Any]]:
+        """An update's milliseconds per phase along the critical path, and numbers of the source to be logged.
+
+        Args:
+            times: what the run's clock read, with the phases that the source opened.
+        """
+        ...
+
     def close(self) -> None:
         """End what the source started; calling it twice is fine."""
         ...
@@ -63,7 +73,7 @@ class Algorithm(Protocol):
         """Assign credit and improve the policy, in place.
 
         Args:
-            rollout: ``[T, N]``; its observations are normalized already.
+            rollout: ``[T, N]``; its observations are normalized already if its source did so.
             rewards: ``[T, N]``, the rollout's own or normalized ones.
             progress: env steps done over ``total_steps``.
 

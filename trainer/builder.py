@@ -10,15 +10,20 @@ import torch
 
 import envs
 from envs.base import VecEnv
+from envs.group import EnvGroup
 from trainer import distributed
+from trainer.actor_pool import ActorPool
 from trainer.algorithm import Method, Parts
 from trainer.collector import Collector
 from trainer.config import Config, ConfigError, EnvConfig
 from trainer.console import Console
 from trainer.estimator import estimate
 from trainer.graphs import Graphs
+from trainer.impala import Impala
+from trainer.off_policy import make_estimator
 from trainer.policy import ActorCritic
 from trainer.ppo import PPO
+from trainer.q_policy import QActorCritic
 from trainer.timing import PhaseClock
 
 
@@ -43,8 +48,10 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def make_env(config: EnvConfig, num_envs: int, device: torch.device, seed: int) -> VecEnv:
-    """The env of this rank, with the options that its engine takes."""
+def make_env(
+    config: EnvConfig, num_envs: int, device: torch.device, seed: int, member: int = 0, members: int = 1
+) -> VecEnv:
+    """The env of this rank, or one of its ``members`` side by side, with the options that its engine takes."""
     options = {**config.options, **config.training_options}
     if config.engine == "envpool":
         options |= {"pools": config.pools, "num_threads": config.num_threads, "timeout": config.timeout}
@@ -58,10 +65,31 @@ def make_env(config: EnvConfig, num_envs: int, device: torch.device, seed: int) 
         num_envs,
         device=device,
         seed=seed,
-        rank=distributed.rank(),
-        world_size=distributed.world_size(),
+        rank=distributed.rank() * members + member,
+        world_size=distributed.world_size() * members,
         **options,
     )
+
+
+def make_training_env(config: Config, device: torch.device) -> VecEnv:
+    """The env of this rank, as its algorithm steps it: for IMPALA a group with a member for each actor."""
+    if config.algo != "impala":
+        return make_env(config.env, config.num_envs, device, config.seed)
+    actors, alone = config.env.pools, replace(config.env, pools=1)
+    return EnvGroup(
+        [make_env(alone, config.num_envs // actors, device, config.seed, actor, actors) for actor in range(actors)]
+    )
+
+
+def make_policy(config: Config, env: VecEnv, device: torch.device) -> ActorCritic:
+    """The networks for an env's spaces; with a Q head where Retrace learns from it.
+
+    Raises:
+        ConfigError: spaces and networks do not fit together.
+    """
+    kind = QActorCritic if config.credit.estimator == "retrace" else ActorCritic
+    spaces = env.single_observation_space, env.single_action_space
+    return kind(*spaces, config.policy, autocast_dtype(config)).to(device)
 
 
 def autocast_dtype(config: Config) -> torch.dtype | None:
@@ -121,4 +149,16 @@ def _ppo(config: Config, parts: Parts) -> Method:
     return Method(collector, ppo)
 
 
-_METHODS = {"ppo": _ppo}
+def _impala(config: Config, parts: Parts) -> Method:
+    if not isinstance(parts.env, EnvGroup):
+        raise TypeError("algo=impala steps the members of an EnvGroup")
+    normalizer = parts.value_normalizer
+    estimator = make_estimator(
+        parts.policy, normalizer.denormalize if normalizer else torch.Tensor.float, config.credit, parts.backend,
+        config.impala.correction,
+    )  # fmt: skip
+    impala = Impala(parts.policy, parts.observation_normalizer, normalizer, estimator, config.impala, parts.graphs)
+    return Method(ActorPool(config, parts.env, parts), impala)
+
+
+_METHODS = {"ppo": _ppo, "impala": _impala}

@@ -93,7 +93,7 @@ class PPOConfig:
 
 @dataclass
 class ImpalaConfig:
-    """Asynchronous actors and a V-trace learner (Espeholt et al. 2018, arXiv 1802.01561); one actor per ``env.pools``."""
+    """One actor per ``env.pools`` and an off-policy learner (Espeholt et al. 2018, arXiv 1802.01561)."""
 
     optimizer: str = "rmsprop"  #: rmsprop (as in the paper) | adam
     learning_rate: float = 6e-4
@@ -109,7 +109,7 @@ class ImpalaConfig:
     entropy_coef: float = 0.01
     max_grad_norm: float = 40.0
     normalize_advantages: bool = False  #: over the valid rows of a minibatch, population standard deviation
-    queue_size: int = 0  #: batches in memory, being filled, full or read; 0: one more than there are groups, and one
+    queue_size: int = 0  #: batches in memory: being filled, full, or read; 0: two more than groups that fill them
     max_lag: int | None = None  #: updates between the policy that acted and the one that learns; null: as it comes
     max_lag_action: str = "drop"  #: what keeps max_lag: drop (older batches) | block (actors that would exceed it)
     force_lag: int | None = None  #: test: act with the parameters of exactly so many updates ago, in one thread
@@ -202,3 +202,18 @@ class Config:
     def steps_per_rollout(self) -> int:
         """Rows of one rollout on one rank, filler included."""
         return self.num_envs * self.rollout_length
+
+    @property
+    def rollouts_per_update(self) -> int:
+        """IMPALA: actors whose rollouts make one batch."""
+        return self.impala.rollouts_per_update or self.env.pools
+
+    @property
+    def num_batch_groups(self) -> int:
+        """IMPALA: groups of actors that fill batches in turn."""
+        return self.env.pools // self.rollouts_per_update
+
+    @property
+    def envs_per_update(self) -> int:
+        """IMPALA: columns of one batch on one rank."""
+        return self.num_envs // self.num_batch_groups

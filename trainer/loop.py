@@ -11,13 +11,12 @@ from envs.base import VecEnv
 from kernels.operations import Backend
 from trainer import checkpoint, distributed, estimator
 from trainer.algorithm import Parts
-from trainer.builder import autocast_dtype, make_env, make_graphs, make_method, resolve_device
+from trainer.builder import make_graphs, make_method, make_policy, make_training_env, resolve_device
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config
 from trainer.console import Console
 from trainer.episodes import Ended, EpisodeTracker
 from trainer.normalize import ObservationNormalizer, RewardNormalizer, ValueNormalizer
-from trainer.policy import ActorCritic
 from trainer.probe import CreditProbe, phase_shares
 from trainer.rollout import Rollout, first_non_finite_row
 from trainer.schema import to_yaml
@@ -38,9 +37,9 @@ class Trainer:
         self.backend: Backend = estimator.resolve_backend(config.credit, self.device)
         torch.set_float32_matmul_precision(config.matmul_precision)
         torch.manual_seed(config.seed)  # the same parameters on every rank
-        self.env: VecEnv = env or make_env(config.env, config.num_envs, self.device, config.seed)
+        self.env: VecEnv = env or make_training_env(config, self.device)
         space, action_space = self.env.single_observation_space, self.env.single_action_space
-        self.policy = ActorCritic(space, action_space, config.policy, autocast_dtype(config)).to(self.device)
+        self.policy = make_policy(config, self.env, self.device)
         distributed.broadcast_parameters_(self.policy.parameters())
         torch.manual_seed(config.seed + 1_000_003 * distributed.rank())  # but actions and minibatches of their own
 
@@ -58,15 +57,16 @@ class Trainer:
         action_map = ActionMap(action_space, config.env.action_map)
         if action_map.notice:
             console.notice(action_map.notice)
+        self.episodes = EpisodeTracker(n, config.logging.episode_window, self.backend, self.device)
         self.source, self.algorithm = make_method(
             config,
             Parts(
                 self.env, self.policy, action_map, self.observation_normalizer, self.value_normalizer,
                 make_graphs(config, self.device, self.clock, console), self.backend, self.device, console,
+                self.episodes,
             ),
         )  # fmt: skip
         self.probe = CreditProbe(config.credit, self.backend, self.device) if config.credit.probe else None
-        self.episodes = EpisodeTracker(n, config.logging.episode_window, self.backend, self.device)
         self.update = 0
         self.env_steps = 0
         self.seconds = 0.0
@@ -121,7 +121,7 @@ class Trainer:
         """Read what the device accumulated, and count: the update's only waits that no engine asks for."""
         values = torch.stack([tensor.double() for tensor in statistics.values()]).tolist()
         numbers = dict(zip(statistics, values, strict=True))
-        times = self.clock.read()
+        times, of_source = self.source.explain(self.clock.read())
         self.episodes.record(ended)
         shares = phase_shares(times)
         steps = int(numbers.pop("valid_steps"))
@@ -138,6 +138,7 @@ class Trainer:
             "episode_length": self.episodes.mean_length(),
             "episodes": self.episodes.ended,
             **numbers,
+            **of_source,
             **{f"env/{name}": number for name, number in self.env.counters().items()},
             **{f"time/{name}_ms": value for name, value in times.items()},
             **{f"share/{name}": share for name, share in shares.items()},

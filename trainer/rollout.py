@@ -53,6 +53,13 @@ class Rollout:
             valid=zeros(length, num_envs, dtype=torch.bool),
         )
 
+    def for_envs(self, num_envs: int) -> Rollout:
+        """Zeroed tensors of the same kinds for another number of envs."""
+        return self.allocate(
+            self.length, num_envs, tuple(self.observations.shape[2:]), self.observations.dtype,
+            tuple(self.actions.shape[2:]), self.actions.dtype, self.valid.device,
+        )  # fmt: skip
+
     @property
     def length(self) -> int:
         """T."""
@@ -72,16 +79,31 @@ class Rollout:
         """Zero what a network or a distribution reads of filler rows: a selected-away loss still has a gradient, and
         0 times a NaN input is NaN. Their values stay: each is V(final observation) of the row before."""
         for tensor in (self.observations[:-1], self.actions, self.log_probs):
-            filler = ~self.valid.view(*self.valid.shape, *(1,) * (tensor.dim() - 2))
-            tensor.masked_fill_(filler, 0)
+            _clear_(tensor, ~self.valid)
+
+    def read_rows(self) -> Tensor:
+        """``[T + 1, N]`` bool: the observations that an update reads, because the row is valid or because the row
+        before bootstraps from it."""
+        none = torch.zeros_like(self.valid[:1])
+        return torch.cat([self.valid, none]) | torch.cat([none, self.valid & ~self.terminated])
+
+    def clear_unread_(self) -> None:
+        """`clear_filler_` for an update that evaluates all observations anew: those that it reads stay, V(final
+        observation) of a truncated row among them; the others become 0."""
+        _clear_(self.observations, ~self.read_rows())
+        for tensor in (self.actions, self.log_probs):
+            _clear_(tensor, ~self.valid)
+
+
+def _clear_(tensor: Tensor, rows: Tensor) -> None:
+    """Zero these rows ``[T, N]`` of a tensor ``[T, N, ...]``."""
+    tensor.masked_fill_(rows.view(*rows.shape, *(1,) * (tensor.dim() - 2)), 0)
 
 
 def first_non_finite_row(rollout: Rollout) -> str | None:
     """Name the first row that an update read and that holds a NaN or an infinity, e.g. ``rewards of env 3 is nan at
     row 5``; synchronizes."""
-    bootstrapped = rollout.valid & ~rollout.terminated
-    none = torch.zeros_like(rollout.valid[:1])
-    read = torch.cat([rollout.valid, none]) | torch.cat([none, bootstrapped])
+    read = rollout.read_rows()
     for name in ("observations", "rewards", "values", "log_probs", "actions"):
         tensor = getattr(rollout, name)
         if not tensor.is_floating_point():

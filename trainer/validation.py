@@ -14,14 +14,14 @@ from trainer.networks import ACTIVATIONS, PIXEL_TORSOS
 from trainer.recurrent import CORES
 
 _CHOICES: dict[str, Sequence[str]] = {
-    "algo": ("ppo",),
+    "algo": ("ppo", "impala"),
     "autocast": ("none", "bfloat16"),
     "matmul_precision": ("highest", "high"),
     "env.physics": ("rk4", "euler"),
     "policy.activation": tuple(ACTIVATIONS),
     "policy.torso": ("mlp", *PIXEL_TORSOS),
     "policy.core": ("none", *CORES),
-    "credit.estimator": ("gae", "vtrace", "td_lambda", "discounted"),
+    "credit.estimator": ("gae", "vtrace", "td_lambda", "discounted", "retrace"),
     "credit.backend": ("auto", "triton", "torch"),
     "credit.torch_mode": ("auto", "loop", "scan", "compiled"),
     "ppo.lr_schedule": ("constant", "linear", "adaptive"),
@@ -30,6 +30,9 @@ _CHOICES: dict[str, Sequence[str]] = {
     "ppo.recompute_advantages": ("rollout", "epoch", "minibatch"),
     "loss.backend": ("auto", "triton", "torch"),
     "timing.detail": ("normal", "high"),
+    "impala.optimizer": ("rmsprop", "adam"),
+    "impala.lr_schedule": ("constant", "linear"),
+    "impala.max_lag_action": ("drop", "block"),
     "logging.console": ("auto", "rich", "plain", "none"),
     "wandb.mode": ("offline", "online", "disabled"),
 }
@@ -60,6 +63,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "credit.gae_lambda": (0, 1, True),
     "credit.td_lambda": (0, 1, True),
     "credit.vtrace_lambda": (0, 1, True),
+    "credit.retrace_lambda": (0, 1, True),
     "credit.rho_bar": (0, math.inf, False),
     "credit.c_bar": (0, math.inf, False),
     "credit.pg_rho_bar": (0, math.inf, False),
@@ -79,6 +83,21 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "ppo.target_kl": (0, math.inf, False),
     "ppo.adam_eps": (0, math.inf, False),
     "ppo.max_skipped_updates": (1, math.inf, True),
+    "impala.learning_rate": (0, math.inf, True),
+    "impala.rmsprop_decay": (0, 1, True),
+    "impala.rmsprop_eps": (0, math.inf, False),
+    "impala.adam_eps": (0, math.inf, False),
+    "impala.rollouts_per_update": (0, 1024, True),
+    "impala.num_minibatches": (1, math.inf, True),
+    "impala.update_epochs": (1, 1000, True),
+    "impala.clip_range": (0, math.inf, False),
+    "impala.value_coef": (0, math.inf, True),
+    "impala.entropy_coef": (0, math.inf, True),
+    "impala.max_grad_norm": (0, math.inf, False),
+    "impala.queue_size": (0, 1024, True),
+    "impala.max_lag": (0, math.inf, True),
+    "impala.force_lag": (0, 1024, True),
+    "impala.max_skipped_updates": (1, math.inf, True),
     "checkpoint.interval_seconds": (0, math.inf, False),
     "checkpoint.interval_updates": (0, math.inf, True),
     "logging.plain_interval": (0, math.inf, True),
@@ -123,6 +142,7 @@ def validate(config: Config) -> None:
         _check_choice(config, key, choices)
     for key, (low, high, low_allowed) in _RANGES.items():
         _check_range(config, key, low, high, low_allowed)
+    _check_algorithm(config)
     if config.ppo.num_minibatches > config.steps_per_rollout:
         raise ConfigError(
             f"ppo.num_minibatches={config.ppo.num_minibatches} is more than the {config.steps_per_rollout} rows of a "
@@ -142,6 +162,59 @@ def validate(config: Config) -> None:
             if option in _SET_ELSEWHERE:
                 raise ConfigError(f"{key}.{option} is not an engine's own option: set {_SET_ELSEWHERE[option]}")
     _check_device_name(config.device)
+
+
+#: The estimators that each algorithm can learn from.
+_ESTIMATORS = {"ppo": ("gae", "vtrace", "td_lambda", "discounted"), "impala": ("vtrace", "retrace")}
+
+
+def _check_algorithm(config: Config) -> None:
+    if config.credit.estimator not in _ESTIMATORS[config.algo]:
+        raise ConfigError(
+            f"credit.estimator={config.credit.estimator} is not for algo={config.algo}, which takes "
+            f"{' or '.join(_ESTIMATORS[config.algo])}"
+        )
+    if config.algo == "impala":
+        _check_actors(config)
+        _check_lag(config)
+
+
+def _check_actors(config: Config) -> None:
+    impala, pools = config.impala, config.env.pools
+    if config.num_envs % pools:
+        raise ConfigError(f"num_envs={config.num_envs} does not divide into env.pools={pools} actors of equal size")
+    if pools % config.rollouts_per_update:
+        raise ConfigError(
+            f"impala.rollouts_per_update={impala.rollouts_per_update} does not divide the {pools} actors (env.pools)"
+        )
+    if impala.num_minibatches > config.envs_per_update:
+        raise ConfigError(
+            f"impala.num_minibatches={impala.num_minibatches} is more than the {config.envs_per_update} envs of a batch"
+        )
+    if config.env.reseed_interval:
+        raise ConfigError(
+            f"env.reseed_interval={config.env.reseed_interval} needs actors that wait; set it to 0 or algo=ppo"
+        )
+    if config.normalize.rewards and (config.num_batch_groups > 1 or impala.max_lag is not None):
+        raise ConfigError(
+            "normalize.rewards=true follows every env's return without a gap; with algo=impala set "
+            "impala.rollouts_per_update=0 and impala.max_lag=null"
+        )
+
+
+def _check_lag(config: Config) -> None:
+    impala, groups = config.impala, config.num_batch_groups
+    if impala.max_lag is None:
+        return
+    if impala.force_lag is not None and impala.force_lag > impala.max_lag:
+        raise ConfigError(
+            f"impala.force_lag={impala.force_lag} can never keep impala.max_lag={impala.max_lag}; set either to null"
+        )
+    if impala.force_lag is None and impala.max_lag_action == "drop" and impala.max_lag < groups:
+        raise ConfigError(
+            f"impala.max_lag={impala.max_lag} with impala.max_lag_action=drop: actors that do not wait are {groups} "
+            f"updates behind or more; set max_lag to at least {groups}, or max_lag_action=block"
+        )
 
 
 def _check_policy(config: Config) -> None:

@@ -1,0 +1,154 @@
+"""The source of an asynchronous run's rollouts: actors in threads, a queue, and what an update's time went to."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from envs.group import EnvGroup
+from trainer.actors import WAIT, Actor, VersionRule, WindowNote
+from trainer.algorithm import Parts
+from trainer.config import Config
+from trainer.gate import Closed, Gate
+from trainer.policy_versions import PolicyVersions, tensors_of
+from trainer.rollout import Rollout
+from trainer.rollout_queue import RolloutQueue
+
+
+class ActorPool:
+    """One actor per member of an env group, each in a thread of its own.
+
+    ``pools / rollouts_per_update`` groups of actors fill batches in turn. Version ``v`` of the policy is published by
+    the ``v``-th `collect`, counted from 0; a window's lag is the newest version less the one that acted.
+
+    With ``impala.force_lag=k`` there are no threads: `collect` lets its actors act one after another, with the
+    parameters of exactly ``k`` updates ago, so that a run is repeatable.
+    """
+
+    def __init__(self, config: Config, env: EnvGroup, parts: Parts):
+        impala, groups, per_group = config.impala, config.num_batch_groups, config.rollouts_per_update
+        self._clock, self._episodes, self._pools = parts.graphs.clock, parts.episodes, env.pools
+        self._timeout = config.env.timeout
+        self._actors = [
+            Actor(i, i % per_group, i // per_group, groups, member, parts, config.rollout_length, config.compile)
+            for i, member in enumerate(env.members)
+        ]
+        self._gate = Gate()
+        memory = [
+            self._actors[0].collector.rollout.for_envs(config.envs_per_update)
+            for _ in range(impala.queue_size or groups + 2)
+        ]
+        self._queue: RolloutQueue[WindowNote] = RolloutQueue(self._gate, memory, per_group)
+        self._is_forced = impala.force_lag is not None
+        self._versions = PolicyVersions(
+            self._gate, tensors_of(parts.policy, parts.observation_normalizer), depth=2 + (impala.force_lag or 0)
+        )
+        blocked_lag = impala.max_lag if impala.max_lag_action == "block" else None
+        self._rule = VersionRule(impala.force_lag if self._is_forced else blocked_lag, exactly=self._is_forced)
+        self._dropped_lag = impala.max_lag if impala.max_lag_action == "drop" else None
+        self._groups, self._threads = groups, list[threading.Thread]()
+        self._notes: dict[int, WindowNote] = {}  #: the newest of each actor
+        self._last_note: WindowNote | None = None
+        self._lags: list[int] = []  #: of the windows in the newest batch
+        self._lag_counts: Counter[int] = Counter()
+        self._dropped = 0
+
+    def collect(self) -> Rollout:
+        """The next batch; good until the next call.
+
+        Raises:
+            Exception: what an actor raised, with the traceback of its thread.
+        """
+        try:
+            with self._clock.phase("transfer"):
+                self._versions.publish()
+            rollout = self._take()
+            while self._dropped_lag is not None and max(self._lags) > self._dropped_lag:
+                self._dropped += len(self._lags)
+                self._episodes.record(self._episodes.follow(rollout))  # returns must go on without a gap
+                rollout = self._take()
+        except Closed as closed:
+            raise (self._gate.error or closed) from None
+        self._lag_counts.update(self._lags)
+        return rollout
+
+    def _take(self) -> Rollout:
+        self._queue.release()
+        with self._clock.phase(WAIT):
+            if self._is_forced:
+                self._collect_here()
+            elif not self._threads:
+                self._start()
+            batch = self._queue.take()
+        self._lags = [self._versions.newest - note.version for note in batch.notes]
+        self._notes.update((note.actor, note) for note in batch.notes)
+        self._last_note = batch.notes[-1]
+        members = [self._pools[note.actor] for note in batch.notes]
+        columns = slice(min(pool.start for pool in members), max(pool.stop for pool in members))
+        return replace(batch.rollout, columns=columns)
+
+    def _collect_here(self) -> None:
+        """Let the actors whose turn it is collect in this thread."""
+        turn = self._versions.newest % self._groups
+        for actor in self._actors:
+            if actor.group == turn:
+                actor.collect(self._queue, self._versions, self._rule)
+
+    def _start(self) -> None:
+        arguments = (self._gate, self._queue, self._versions, self._rule)
+        self._threads = [
+            threading.Thread(target=actor.run, args=arguments, name=f"actor {actor.number}", daemon=True)
+            for actor in self._actors
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def explain(self, times: dict[str, float]) -> tuple[dict[str, float], dict[str, Any]]:
+        """What the learner waited for is what the last actor to submit did meanwhile: its phases, in their ratio."""
+        times, note = dict(times), self._last_note
+        waited = times.pop(WAIT, 0.0)
+        if note is None:
+            return times, {}
+        work = {name: value for name, value in note.times.items() if name not in (WAIT, "total")}
+        for name, value in work.items():
+            times[name] = times.get(name, 0.0) + waited * value / sum(work.values())
+        return times, {"learner/idle": waited / times["total"], **self._actor_metrics(), **self._lag_metrics()}
+
+    def _actor_metrics(self) -> dict[str, Any]:
+        notes = sorted(self._notes.values(), key=lambda note: note.actor)
+        return {
+            "actor/idle": fmean(note.times.get(WAIT, 0.0) / note.times["total"] for note in notes),
+            **{f"actor/{n.actor}/{name}_ms": value for n in notes for name, value in n.times.items() if value},
+        }
+
+    def _lag_metrics(self) -> dict[str, Any]:
+        """Of the newest batch; the histogram is of the run: how many windows were 0, 1, 2, ... updates old."""
+        counts = self._lag_counts
+        return {
+            "lag/min": min(self._lags),
+            "lag/mean": fmean(self._lags),
+            "lag/max": max(self._lags),
+            "lag/histogram": [counts[lag] for lag in range(max(counts) + 1)],
+            "lag/dropped_rollouts": self._dropped,
+        }
+
+    def restart(self) -> None:
+        """Start every env anew; only while no thread collects."""
+        for actor in self._actors:
+            actor.restart()
+
+    def resume_from(self, observations: Tensor) -> None:
+        """Go on from envs whose state was restored, with the observations ``[num_envs, ...]`` that they returned."""
+        for actor, columns in zip(self._actors, self._pools, strict=True):
+            actor.collector.resume_from(observations[columns])
+
+    def close(self) -> None:
+        """End the threads, each after the window that it collects; calling it twice is fine."""
+        self._gate.close()
+        for thread in self._threads:
+            thread.join(self._timeout)

@@ -1,0 +1,129 @@
+"""Actors: each steps its own envs under its own copy of the policy, and never waits for the learner's update."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from envs.base import VecEnv
+from trainer.algorithm import Parts
+from trainer.collector import Collector
+from trainer.gate import Closed, Gate
+from trainer.graphs import Graphs
+from trainer.networks import Torso
+from trainer.normalize import ObservationNormalizer
+from trainer.policy_versions import PolicyVersions, tensors_of
+from trainer.rollout_queue import RolloutQueue
+from trainer.timing import PhaseClock
+
+#: The actor's phase in which it waits for memory or for a version of the policy.
+WAIT = "wait"
+
+
+@dataclass(frozen=True)
+class WindowNote:
+    """What an actor says of a window that it submits."""
+
+    actor: int
+    version: int  #: of the policy that acted, in updates
+    times: dict[str, float]  #: milliseconds per phase of the actor's turn, `WAIT` and ``total`` among them
+
+
+@dataclass(frozen=True)
+class VersionRule:
+    """Which version of the policy collects the window that the learner takes as its ``number``-th batch."""
+
+    max_lag: int | None  #: wait for a version at most so many updates older than the batch's
+    exactly: bool = False  #: take that version, though there be a newer one
+
+    def oldest(self, number: int) -> int:
+        """The oldest version that may act."""
+        return 0 if self.max_lag is None else max(0, number - self.max_lag)
+
+
+class _NormalizedTorso(Torso):
+    """A torso that sees raw observations: the actor's rollouts keep them, for the learner normalizes by its own."""
+
+    def __init__(self, normalizer: ObservationNormalizer, torso: Torso):
+        super().__init__()
+        self.normalizer, self.torso, self.features = normalizer, torso, torso.features
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.torso(self.normalizer(observations))
+
+
+class Actor:
+    """One actor: its envs, its copy of the policy, its clock, and on CUDA its stream.
+
+    Its policy and the statistics of its observation normalizer are one version, read at the border of two windows and
+    frozen in between. It runs eagerly: replayed graphs on several streams would share one generator's offsets.
+
+    Args:
+        number: among the run's actors.
+        part: which columns of its group's batches it fills.
+        first_batch: the first batch of its group; the next ones come every ``stride`` batches.
+        stride: how many groups there are.
+        env: its own envs.
+        parts: the run's, of which policy and normalizer are copied.
+        rollout_length: T.
+        compile_policy: run the policy step through ``torch.compile``.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        part: int,
+        first_batch: int,
+        stride: int,
+        env: VecEnv,
+        parts: Parts,
+        rollout_length: int,
+        compile_policy: bool,
+    ):
+        self.number, self.group, self._part = number, first_batch, part
+        self._next_batch, self._stride = first_batch, stride
+        policy, normalizer = copy.deepcopy((parts.policy, parts.observation_normalizer))
+        self._tensors = tensors_of(policy, normalizer)
+        if normalizer is not None:
+            policy.torso = _NormalizedTorso(normalizer, policy.torso)
+        self._clock = PhaseClock(parts.device)
+        # its kernels go before the learner's: they are short, and envs wait for them
+        self._stream = torch.cuda.Stream(parts.device, priority=-1) if parts.device.type == "cuda" else None
+        with torch.cuda.stream(self._stream):
+            self.collector = Collector(
+                env, policy, None, None, parts.action_map, rollout_length, Graphs(self._clock), compile_policy
+            )
+
+    def run(self, gate: Gate, queue: RolloutQueue[WindowNote], versions: PolicyVersions, rule: VersionRule) -> None:
+        """Collect window after window until the gate is closed; an error closes it."""
+        try:
+            while True:
+                self.collect(queue, versions, rule)
+        except Closed:
+            return
+        except BaseException as error:
+            gate.close(error)
+
+    def collect(self, queue: RolloutQueue[WindowNote], versions: PolicyVersions, rule: VersionRule) -> None:
+        """Collect one window into the next batch of this actor's group.
+
+        Raises:
+            Closed: the run is ending.
+        """
+        with torch.cuda.stream(self._stream):
+            self._clock.start()
+            with self._clock.phase(WAIT):
+                self.collector.rollout = queue.acquire(self._next_batch, self._part)
+                version = versions.read(self._tensors, rule.oldest(self._next_batch), rule.exactly)
+            self.collector.collect()
+            self._clock.lap()
+            queue.submit(self._next_batch, WindowNote(self.number, version, self._clock.read()))
+        self._next_batch += self._stride
+
+    def restart(self) -> None:
+        """Start every env anew."""
+        with torch.cuda.stream(self._stream):
+            self.collector.restart()
