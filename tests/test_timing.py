@@ -1,10 +1,14 @@
 """The clock: phases sum to the total, nested ones are exclusive, parts of an update are not counted twice."""
 
+import itertools
 import time
 
 import pytest
 import torch
+from small_runs import small_config
 
+from trainer.console import QuietConsole
+from trainer.loop import Trainer
 from trainer.timing import PHASES, UPDATE_PARTS, PhaseClock
 
 CPU = torch.device("cpu")
@@ -115,6 +119,30 @@ def test_several_laps_are_read_together_and_an_unfinished_one_waits(hands: Hands
 
 def test_nothing_to_read_is_all_zeros() -> None:
     assert PhaseClock(CPU).read() == dict.fromkeys((*PHASES, "total"), 0.0), "parts of update are told only if timed"
+
+
+def test_the_clock_tells_what_it_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count(step=1000)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))  # a microsecond for every look at the clock
+    clock = PhaseClock(CPU)
+    clock.start()
+    with clock.phase("update"):
+        for _ in range(4):
+            with clock.phase("forward"):
+                pass
+    clock.lap()
+    clock.read()
+    assert clock.cost_ms == pytest.approx(5 * 0.002, rel=0.03)
+    clock.lap()
+    clock.read()
+    assert clock.cost_ms == 0
+
+
+def test_timing_costs_less_than_a_hundredth_of_a_small_run() -> None:
+    trainer = Trainer(small_config("env.engine=torch", "num_envs=256"), QuietConsole())
+    rows = [trainer.train_one_update() for _ in range(5)]
+    trainer.close()
+    assert min(row["time/clock_ms"] / row["time/total_ms"] for row in rows) < 0.01
 
 
 @pytest.mark.gpu

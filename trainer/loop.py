@@ -141,6 +141,7 @@ class Trainer:
             **of_source,
             **{f"env/{name}": number for name, number in self.env.counters().items()},
             **{f"time/{name}_ms": value for name, value in times.items()},
+            "time/clock_ms": self.clock.cost_ms,
             **{f"share/{name}": share for name, share in shares.items()},
             **(self.probe.metrics(shares["credit"]) if self.probe is not None else {}),
             "credit_backend": self.backend,

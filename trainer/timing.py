@@ -7,8 +7,9 @@ is the monotonic clock. A lap is one turn of the loop; the time of a lap that no
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
@@ -17,6 +18,14 @@ PHASES: tuple[str, ...] = ("env_step", "transfer", "inference", "credit", "updat
 UPDATE_PARTS: tuple[str, ...] = ("forward", "backward", "optimizer")
 
 Stamp = torch.cuda.Event | int
+_EMPTY_PHASES = 50
+
+
+class _Lap(NamedTuple):
+    spans: list[tuple[str, Stamp, Stamp]]
+    phases: int  #: how many were timed
+    start: Stamp
+    end: Stamp
 
 
 class PhaseClock:
@@ -32,7 +41,11 @@ class PhaseClock:
         self._spans: list[tuple[str, Stamp, Stamp]] = []
         self._open: list[str] = []
         self._lap_start: Stamp | None = None
-        self._previous_laps: list[tuple[list[tuple[str, Stamp, Stamp]], Stamp, Stamp]] = []
+        self._phases = 0
+        self._previous_laps: list[_Lap] = []
+        self._phase_ms = 0.0  # what timing one phase costs
+        #: milliseconds that the clock itself took of the laps last read: their phases times the cost of an empty one
+        self.cost_ms = 0.0
 
     def _stamp(self) -> Stamp:
         if self._device.type != "cuda":
@@ -54,6 +67,7 @@ class PhaseClock:
         finally:
             self._open.pop()
             end = self._stamp()
+            self._phases += 1
             self._spans.append((name, start, end))
             if name not in UPDATE_PARTS:
                 # counted backwards: the same span is taken out of the phases around it
@@ -68,15 +82,33 @@ class PhaseClock:
 
     def start(self) -> None:
         """Begin the first turn of the loop; what was timed before is forgotten."""
-        self._spans, self._previous_laps = [], []
+        self._phase_ms = self._phase_ms or self._measure_phase()
+        self._spans, self._phases, self._previous_laps = [], 0, []
         self._lap_start = self._stamp()
 
     def lap(self) -> None:
         """End a turn of the loop and start the next."""
         now = self._stamp()
         if self._lap_start is not None:
-            self._previous_laps.append((self._spans, self._lap_start, now))
-        self._spans, self._lap_start = [], now
+            self._previous_laps.append(_Lap(self._spans, self._phases, self._lap_start, now))
+        self._spans, self._phases, self._lap_start = [], 0, now
+
+    def _measure_phase(self) -> float:
+        """Milliseconds of an empty phase; on CUDA those of the device while it has more to do than the host."""
+        if self._device.type == "cuda":
+            torch.cuda._sleep(20_000_000)  # cycles: the device is busy until all phases below were issued
+        start = self._stamp()
+        for _ in range(_EMPTY_PHASES):
+            with self.phase("other"):
+                pass
+        end = self._stamp()
+        if isinstance(end, torch.cuda.Event):
+            end.synchronize()
+        self._use_again(stamp for _, *stamps in self._spans for stamp in stamps)
+        return _elapsed_ms(start, end) / _EMPTY_PHASES
+
+    def _use_again(self, stamps: Iterable[Stamp]) -> None:
+        self._events += {id(stamp): stamp for stamp in stamps if isinstance(stamp, torch.cuda.Event)}.values()
 
     def read(self) -> dict[str, float]:
         """Milliseconds per phase of the laps since the last read, and their ``total``; waits for the device once.
@@ -84,18 +116,15 @@ class PhaseClock:
         Parts of ``update`` are there only if they were timed: inside of a CUDA graph they cannot be.
         """
         milliseconds = dict.fromkeys((*PHASES, "total"), 0.0)
-        used: dict[int, torch.cuda.Event] = {}
-        for spans, lap_start, lap_end in self._previous_laps:
-            if isinstance(lap_end, torch.cuda.Event):
-                lap_end.synchronize()
-            for name, start, end in spans:
+        for lap in self._previous_laps:
+            if isinstance(lap.end, torch.cuda.Event):
+                lap.end.synchronize()
+            for name, start, end in lap.spans:
                 milliseconds[name] = milliseconds.get(name, 0.0) + _elapsed_ms(start, end)
-                used.update((id(stamp), stamp) for stamp in (start, end) if isinstance(stamp, torch.cuda.Event))
-            milliseconds["total"] += _elapsed_ms(lap_start, lap_end)
-            if isinstance(lap_start, torch.cuda.Event):
-                used[id(lap_start)] = lap_start
+            milliseconds["total"] += _elapsed_ms(lap.start, lap.end)
+            self._use_again([lap.start, *(stamp for _, *stamps in lap.spans for stamp in stamps)])
+        self.cost_ms = self._phase_ms * sum(lap.phases for lap in self._previous_laps)
         self._previous_laps = []
-        self._events += used.values()
         named = sum(value for name, value in milliseconds.items() if name not in (*UPDATE_PARTS, "total"))
         milliseconds["other"] += milliseconds["total"] - named
         return milliseconds
