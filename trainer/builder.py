@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+import gymnasium
 import torch
 
 import envs
@@ -81,15 +82,16 @@ def make_training_env(config: Config, device: torch.device) -> VecEnv:
     )
 
 
-def make_policy(config: Config, env: VecEnv, device: torch.device) -> ActorCritic:
+def make_policy(
+    config: Config, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], device: torch.device
+) -> ActorCritic:
     """The networks for an env's spaces; with a Q head where Retrace learns from it.
 
     Raises:
         ConfigError: spaces and networks do not fit together.
     """
     kind = QActorCritic if config.credit.estimator == "retrace" else ActorCritic
-    spaces = env.single_observation_space, env.single_action_space
-    return kind(*spaces, config.policy, autocast_dtype(config)).to(device)
+    return kind(observation_space, action_space, config.policy, autocast_dtype(config)).to(device)
 
 
 def autocast_dtype(config: Config) -> torch.dtype | None:

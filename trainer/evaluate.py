@@ -11,7 +11,7 @@ import torch
 
 from envs.actions import ActionMap
 from trainer import checkpoint
-from trainer.builder import autocast_dtype, make_env
+from trainer.builder import make_env, make_policy
 from trainer.checkpoint import load, load_newest
 from trainer.config import Config
 from trainer.normalize import ObservationNormalizer
@@ -70,7 +70,7 @@ def make_agent(
     Raises:
         CheckpointError: the spaces or networks do not fit; names the tensor.
     """
-    policy = ActorCritic(observation_space, action_space, config.policy, autocast_dtype(config)).to(device)
+    policy = make_policy(config, observation_space, action_space, device)
     checkpoint.load_module(policy, state["modules"]["policy"], "policy")
     normalizer = None
     if config.normalize.observations:

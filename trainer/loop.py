@@ -39,7 +39,7 @@ class Trainer:
         torch.manual_seed(config.seed)  # the same parameters on every rank
         self.env: VecEnv = env or make_training_env(config, self.device)
         space, action_space = self.env.single_observation_space, self.env.single_action_space
-        self.policy = make_policy(config, self.env, self.device)
+        self.policy = make_policy(config, space, action_space, self.device)
         distributed.broadcast_parameters_(self.policy.parameters())
         torch.manual_seed(config.seed + 1_000_003 * distributed.rank())  # but actions and minibatches of their own
 
