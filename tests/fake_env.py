@@ -14,7 +14,7 @@ from envs.actions import ActionMap
 from envs.base import StepResult, VecEnv
 from trainer.collector import Collector
 from trainer.config import CreditConfig, PolicyConfig, PPOConfig
-from trainer.estimator import Estimate, estimate
+from trainer.estimator import Estimate, Estimator, estimate
 from trainer.graphs import Graphs
 from trainer.normalize import ObservationNormalizer, ValueNormalizer, moments
 from trainer.policy import Action, ActorCritic, Evaluation
@@ -170,8 +170,11 @@ class PPOCase:
         self.rollout = make_collector(env, self.policy, len(script.rewards)).collect()
         self.value_normalizer = ValueNormalizer() if value_normalizer else None
         config = PPOConfig(**{"learning_rate": 1e-2, "lr_schedule": "constant", **options})
-        self.ppo = PPO(self.policy, self.value_normalizer, lambda *_: self.estimate, config, Graphs())
+        self.ppo = PPO(
+            self.policy, self.value_normalizer, lambda *rollout: self.assign_credit(*rollout), config, Graphs()
+        )
         self.estimate = estimate(self.rollout, self.rollout.rewards, CreditConfig(), "torch")
+        self.assign_credit: Estimator = lambda *_: self.estimate
         self.batches: list[Tensor] = []
         self.snapshots: list[dict[str, Tensor]] = []
         self.policy.watchers.append(self._note)
