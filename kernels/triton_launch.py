@@ -36,6 +36,7 @@ from kernels.triton_scan import scan_kernel
 from kernels.triton_tiles import Tile, choose
 from kernels.triton_traces import trace_rows
 from kernels.triton_vtrace import vtrace_results, vtrace_rows
+from kernels.triton_workspace import Workspaces
 
 INTERPRETED = isinstance(scan_kernel, InterpretedFunction)
 MAX_COEFFICIENTS = 4
@@ -114,18 +115,18 @@ def solve(
         choice = (operation.name, out_dtype, moments, *map(type, described))
         entry = _recent.get(choice)
         misaligned = functools.reduce(operator.or_, addresses) & 15
-        if entry is None or misaligned or not entry.matches(*given):
-            key = (*choice, *map(_FACTS, given), *[x.stride() for x in given])
-            if misaligned:
-                key = (*key, *[address & 15 for address in addresses])
+        if misaligned or entry is None or not entry.matches(*given):
+            alignments = [address & 15 for address in addresses] if misaligned else []
+            key = (*choice, *map(_FACTS, given), *[x.stride() for x in given], *alignments)
             entry = _plans.get(key)
+            if entry is None:
+                plan = prepare(operation, inputs, out, out_dtype, moments)
+                entry = _plans[key] = _Entry(compiled_check(given), plan)
+            if not misaligned:
+                _recent[choice] = entry
     except (AttributeError, TypeError):
         check_tensors(operation, tensors, per_env)
         raise
-    if entry is None:
-        plan = prepare(operation, inputs, out, out_dtype, moments)
-        entry = _plans[key] = _Entry(_no_match if misaligned else compiled_check(given), plan)
-    _recent[choice] = entry
     return entry.plan(inputs, addresses, number, coefficients, out)
 
 
@@ -140,12 +141,8 @@ def compiled_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
         matches = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         matches(*tensors)
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):
-        return _no_match
+        return lambda *_: False
     return matches
-
-
-def _no_match(*tensors: Tensor) -> bool:
-    return False
 
 
 def prepare(
@@ -201,25 +198,6 @@ class _EmptyPlan(NamedTuple):
         return solve_torch(self.operation, tensors, discount, coefficients, "loop", out, self.out_dtype, self.moments)
 
 
-class _Workspace:
-    """What one stream's launches of one plan leave for each other, zeroed once: flags and a counter, parts, maps.
-
-    Every launch raises all flags alike and leaves the counter at 0, so that launches need not reset anything.
-    """
-
-    def __init__(self, programs: int, envs: int, tiles: int, dtype: torch.dtype, device: torch.device) -> None:
-        sizes = (4 * (programs + 1), 3 * programs * dtype.itemsize, 2 * tiles * envs * dtype.itemsize)
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // 16) * 16)
-        self.memory = torch.zeros(starts.pop(), dtype=torch.uint8, device=device)
-        flags, parts, maps = (self.memory[start:] for start in starts)
-        flags = flags[: sizes[0]].view(torch.int32)
-        #: flags, counter, parts, maps
-        self.tensors = (flags[:-1], flags[-1:], parts.view(dtype), maps.view(dtype))
-        self.addresses = tuple(x.data_ptr() for x in self.tensors)
-
-
 class ScanPlan:
     """The launch of one operation for tensors of one set of shapes, strides, dtypes, alignments and one device."""
 
@@ -247,7 +225,7 @@ class ScanPlan:
             tile.chunks, tile.stages, tile.actions, align, operation.advantages,
         )  # fmt: skip
         self.unused = (1.0,) * (MAX_COEFFICIENTS - len(operation.coefficients))
-        self.workspaces: dict[int, _Workspace] = {}
+        self.workspaces = Workspaces(self.programs, envs, tiles, self.dtype, self.device)
         self.compiled: Any = None
         self.kernel: tuple[Any, ...] = ()
         self.fixed: tuple[Any, ...] = ()
@@ -309,19 +287,11 @@ class ScanPlan:
 
     def _shared(self, stream: int, targets: list[Any], addresses: bool = True) -> tuple[Any, ...]:
         """Maps, flags and moments of a launch; takes the moments' result from the end of ``targets``."""
-        workspace = self._workspace(stream)
+        capturing = self.index is not None and torch.cuda.is_current_stream_capturing()
+        workspace = self.workspaces.get(stream, capturing)
         flags, counter, parts, maps = workspace.addresses if addresses else workspace.tensors
         moments = (targets.pop(), parts, counter) if self.moments else None
         return (maps, flags, moments) if self.split else (None, None, moments)
-
-    def _workspace(self, stream: int) -> _Workspace:
-        """The stream's own; a captured graph gets a new one, as it may be replayed beside other streams."""
-        _, envs, _, tiles = self.sizes
-        if self.index is not None and torch.cuda.is_current_stream_capturing():
-            return _Workspace(self.programs, envs, tiles, self.dtype, self.device)
-        if stream not in self.workspaces:
-            self.workspaces[stream] = _Workspace(self.programs, envs, tiles, self.dtype, self.device)
-        return self.workspaces[stream]
 
 
 _NOTHING_SHARED = (None, None, None)

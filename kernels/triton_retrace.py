@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from kernels.triton_scan import load_ends, load_floats, load_row, load_run, successors
+from kernels.triton_rows import load_ends, load_floats, load_row, load_run, successors
 from kernels.triton_vtrace import clipped
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton_gae import load_values
-from kernels.triton_scan import load_ends, load_floats
+from kernels.triton_rows import load_ends, load_floats
 
 
 @triton.jit

@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from kernels.triton_scan import load_flags, load_floats, load_row
+from kernels.triton_rows import load_flags, load_floats, load_row
 
 
 @triton.jit

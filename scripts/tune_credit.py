@@ -119,9 +119,9 @@ def candidates(problem: Problem) -> list[Tile]:
         blocks = max(problem.envs // envs, 1)
         if tiles == 1 or blocks > FEW_PROGRAMS // 4:
             stages = (1, 2) if tiles > 1 else (1,)
-            found += [Tile(runs, envs, length, warps, False, stage, width) for stage in stages]
+            found += [Tile(runs, envs, length, warps, stages=stage, actions=width) for stage in stages]
         if tiles > 1 and rows >= 64 and blocks <= MAX_BLOCKS:
-            found.append(Tile(runs, envs, length, warps, True, 1, width))
+            found.append(Tile(runs, envs, length, warps, split=True, actions=width))
     return found
 
 

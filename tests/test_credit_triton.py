@@ -36,7 +36,6 @@ TILES = {
     "split": tiles.Tile(2, 2, 2, 1, split=True),
     "one-env": tiles.Tile(4, 1, 8, 1),
     "read-twice": tiles.Tile(2, 2, 2, 1, chunks=2),
-    "read-twice-split": tiles.Tile(2, 2, 2, 1, split=True, chunks=2),
 }
 on_cpu = pytest.mark.skipif(not launch.INTERPRETED, reason="needs the Triton interpreter")
 every_tile = pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
@@ -47,13 +46,17 @@ every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Make every launch of a test take one tile."""
 
-    def take(tile: Any) -> None:
+    def forget() -> None:
         launch._plans.clear()
+        launch._recent.clear()
+
+    def take(tile: Any) -> None:
+        forget()
         actions = tile._replace(actions=4)
         monkeypatch.setattr(launch, "choose", lambda *arguments: actions if arguments[-1] else tile)
 
     yield take
-    launch._plans.clear()
+    forget()
 
 
 # --- tiles ----------------------------------------------------------------------------------------------------------
@@ -73,8 +76,9 @@ def test_every_kind_of_tile_agrees_with_the_reference(operation: str, tile: Any,
 
 @on_cpu
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 31, 33, 65])
-def test_splitting_time_changes_no_count(length: int, use: Any) -> None:
-    use(TILES["split"])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_splitting_time_changes_no_count(length: int, chunks: int, use: Any) -> None:
+    use(TILES["split"]._replace(chunks=chunks))
     inputs, counted = counting_window(length, 3)
     for _ in range(2):  # the second launch finds the flags as the first one left them
         assert torch.equal(run("gae", inputs, **TRITON)[0], counted)
