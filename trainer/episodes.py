@@ -53,10 +53,11 @@ class EpisodeTracker:
 
     def record(self, ended: Ended) -> None:
         """Read the ended episodes of a window, oldest first; waits for the device."""
-        returns, lengths = torch.stack([ended.returns[ended.mask], ended.lengths[ended.mask]]).tolist()
+        sums = torch.stack([ended.returns[ended.mask], ended.lengths[ended.mask]])
+        self.ended += sums.shape[1]
+        returns, lengths = sums[:, -(self.returns.maxlen or 0) :].tolist()  # a window of many envs may end thousands
         self.returns.extend(returns)
         self.lengths.extend(lengths)
-        self.ended += len(returns)
 
     def mean_return(self) -> float | None:
         """Mean return of the last episodes, or None before the first ended."""
