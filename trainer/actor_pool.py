@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from envs.group import EnvGroup
@@ -57,6 +58,8 @@ class ActorPool:
         self._lags: list[int] = []  #: of the windows in the newest batch
         self._lag_counts: Counter[int] = Counter()
         self._dropped = 0
+        if parts.device.type == "cuda":
+            torch.cuda.synchronize(parts.device)  # other streams shall find what this one has built
 
     def collect(self) -> Rollout:
         """The next batch; good until the next call.

@@ -84,6 +84,8 @@ class Impala:
         Returns:
             Scalar tensors on the device: means over the minibatches that were applied, ``skipped_minibatches`` (not
             finite, or after one that was not), ``learning_rate``, and ``explained_variance`` of the first pass.
+            ``loss/approx_kl`` is that of the present policy from the one that acted, ``0.5 * mean(log ratio^2)``: the
+            ratio itself may exceed float32 after a long lag, and means no harm where it is clipped.
         """
         if self.config.lr_schedule == "linear":
             self.learning_rate.fill_(schedules.linear(self.config.learning_rate, progress))
@@ -173,7 +175,7 @@ class Impala:
         total = surrogate.loss + config.value_coef * value - config.entropy_coef * entropy
         with torch.no_grad():
             log_ratio = losses.select(log_probs - window.log_probs.flatten(), valid)
-            lag_kl = losses.masked_mean(torch.expm1(log_ratio) - log_ratio, valid, count)
+            lag_kl = losses.masked_mean(0.5 * log_ratio.square(), valid, count)
         report = torch.stack([total, surrogate.loss, value, entropy, lag_kl, surrogate.clip_fraction])
         return total, report.detach()
 

@@ -1,0 +1,107 @@
+"""Training throughput of asynchronous actors beside the raw engine: who waits for whom.
+
+Example:
+    python scripts/bench_actors.py env=Ant num_envs=4096 --raw-pools 2 4 --against env.pools=2 env.pools=4
+
+``raw`` is the engine with random actions and no policy, pools taking turns, the best of ``--raw-pools``. Every other
+row is ``algo=impala`` in this process: valid env steps of the measured updates by their wall time, its ratio to raw,
+the shares of time that learner and actors waited, and the policy lag of the rollouts in updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
+
+from scripts.bench_env import Case
+from scripts.bench_env import measure as measure_env
+from scripts.provenance import append_rows, format_table, provenance
+from trainer.config import Config
+from trainer.console import QuietConsole
+from trainer.loop import Trainer
+from trainer.metrics import Metrics
+from trainer.schema import compose_config
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "actors.csv"
+_QUIET = ("algo=impala", "wandb.mode=disabled", "logging.console=none")
+Row = dict[str, str | int | float]
+
+
+def raw_rate(config: Config, pools: list[int], seconds: float) -> float:
+    """Valid steps per second of the engine alone, the best over ``pools``; each in a process of its own."""
+    env = config.env
+    cases = [
+        Case(env.id, env.engine, config.num_envs, config.device, "no", seconds, 2, 0.0, {"pools": n, **env.options})
+        for n in pools
+    ]
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1) as executor:
+        return max(float(row["steps_per_second"]) for row in executor.map(measure_env, cases))
+
+
+def train(config: Config, seconds: float) -> list[Metrics]:
+    """The updates of a run from its fourth on, for at least so many seconds."""
+    trainer = Trainer(config, QuietConsole())
+    trainer.clock.start()
+    try:
+        for _ in range(3):
+            trainer.train_one_update()
+        started, rows = time.perf_counter(), []
+        while time.perf_counter() - started < seconds:
+            rows.append(trainer.train_one_update())
+        return rows
+    finally:
+        trainer.close()
+
+
+def summarize(settings: str, updates: list[Metrics], raw: float) -> Row:
+    """One row of the table."""
+    wall = sum(m["time/total_ms"] for m in updates)
+    steps = sum(m["steps_per_second"] * m["time/total_ms"] / 1e3 for m in updates)
+
+    def share(phase: str) -> float:
+        return round(sum(m[f"time/{phase}_ms"] for m in updates) / wall, 4)
+
+    rate = steps / (wall / 1e3)
+    return {
+        "settings": settings,
+        "steps_per_second": round(rate),
+        "raw": round(raw),
+        "ratio": round(rate / raw, 3),
+        "learner_idle": round(sum(m["learner/idle"] * m["time/total_ms"] for m in updates) / wall, 3),
+        "actor_idle": round(statistics.fmean(m["actor/idle"] for m in updates), 3),
+        "lag_mean": round(statistics.fmean(m["lag/mean"] for m in updates), 2),
+        "lag_max": max(m["lag/max"] for m in updates),
+        **{phase: share(phase) for phase in ("env_step", "transfer", "inference", "credit", "update", "other")},
+        "updates": len(updates),
+    }
+
+
+def main() -> None:
+    """Measure the engine and every variant, print the table and append it to the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", help="key=value, as for scripts/train.py")
+    parser.add_argument("--against", nargs="+", default=[""], metavar="SETTINGS", help="further settings of each row")
+    parser.add_argument("--raw-pools", nargs="+", type=int, default=[2], help="pools of the raw engine, each measured")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of training per row, and of each raw window")
+    parser.add_argument("--no-save", action="store_true", help=f"print only; do not append to {RESULTS.name}")
+    arguments = parser.parse_args()
+    raw = raw_rate(compose_config([*_QUIET, *arguments.settings]), arguments.raw_pools, arguments.seconds / 3)
+    rows = []
+    for variant in arguments.against:
+        settings = [*arguments.settings, *variant.split()]
+        rows.append(summarize(" ".join(settings), train(compose_config([*_QUIET, *settings]), arguments.seconds), raw))
+        print(format_table(rows[-1:], [name for name in rows[-1] if name != "settings"]), rows[-1]["settings"], "\n")
+    if not arguments.no_save:
+        source = provenance(("envpool", "triton"))
+        append_rows(RESULTS, [{**row, **source} for row in rows])
+
+
+if __name__ == "__main__":
+    main()
