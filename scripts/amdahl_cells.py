@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -17,13 +18,19 @@ from trainer.report import engine_name
 from trainer.schema import CONFIG_FOLDER, compose_config, one_line
 
 PRESETS = CONFIG_FOLDER / "amdahl"
+#: Parts of an update that a comparison can make faster: the phases of the clock that are together a part's share.
+PARTS: dict[str, tuple[str, ...]] = {
+    "credit": ("credit",),
+    "update": ("credit", "update"),
+    "collect": ("env_step", "transfer", "inference", "normalize"),
+}
 
 
 @dataclass
 class Comparison:
     """Runs that differ in one thing; the last variant is the one that the others are compared with."""
 
-    parts: list[str]  #: what the difference makes faster, timed alone: keys of `amdahl_measure.PARTS`
+    parts: list[str]  #: what the difference makes faster, timed alone: keys of `PARTS`
     variants: dict[str, list[str]]  #: a name: overrides of `scripts/train.py`
 
 
@@ -140,15 +147,24 @@ def parse_preset(path: Path) -> Preset:
         raise ConfigError(f"{path.name}: {one_line(error, known=_keys())}") from error
     if not isinstance(preset, Preset):
         raise ConfigError(f"{path.name} is not a mapping of keys")
+    problem = next(_problems(preset), None)
+    if problem is not None:
+        raise ConfigError(f"{path.name}: {problem}")
+    return preset
+
+
+def _problems(preset: Preset) -> Iterator[str]:
+    for name, comparison in preset.comparisons.items():
+        for part in comparison.parts:
+            if part not in PARTS:
+                yield f"comparisons.{name}.parts={part} is not one of {', '.join(PARTS)}"
+        if len(comparison.variants) < 2:
+            yield f"comparisons.{name}.variants: there must be two or more"
     for cells in preset.cells:
         if cells.compare not in preset.comparisons:
-            raise ConfigError(
-                f"{path.name}: cells.compare={cells.compare} is not one of its comparisons: "
-                f"{', '.join(preset.comparisons)}"
-            )
+            yield f"cells.compare={cells.compare} is not one of its comparisons: {', '.join(preset.comparisons)}"
         if not 0 <= cells.skip < cells.turn:
-            raise ConfigError(f"{path.name}: cells.skip={cells.skip} must be less than cells.turn={cells.turn}")
-    return preset
+            yield f"cells.skip={cells.skip} must be less than cells.turn={cells.turn}"
 
 
 def _keys() -> list[str]:
@@ -173,9 +189,16 @@ def _text(value: Any) -> str:
     return str(value).replace(" ", "")
 
 
+def _compose(overrides: list[str]) -> Config:
+    try:
+        return compose_config(overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{' '.join(overrides)}: {one_line(error)}") from error
+
+
 def _cell(cells: Cells, comparison: Comparison, settings: list[str]) -> Cell:
     *baselines, candidate = (
-        Variant(name, compose_config([*settings, *overrides])) for name, overrides in comparison.variants.items()
+        Variant(name, _compose([*settings, *overrides])) for name, overrides in comparison.variants.items()
     )
     control = Variant(f"{candidate.name}, no clock", candidate.config, has_clock=False) if cells.control else None
     parts = tuple(comparison.parts)

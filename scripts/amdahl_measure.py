@@ -108,18 +108,8 @@ def _alone(run: Run, call: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-class Part(NamedTuple):
-    """A part of an update that a comparison makes faster."""
-
-    phases: tuple[str, ...]  #: of the clock; together they are the part's share
-    time: Callable[[Run, Run], PartTimes]  #: the part alone
-
-
-PARTS = {
-    "credit": Part(("credit",), _time_credit),
-    "update": Part(("credit", "update"), _time_update),
-    "collect": Part(("env_step", "transfer", "inference", "normalize"), _time_collect),
-}
+#: How each of `PARTS` is timed alone.
+TIMED = {"credit": _time_credit, "update": _time_update, "collect": _time_collect}
 
 
 @dataclass(frozen=True)
@@ -189,7 +179,7 @@ def _take_turns(measured: Measured) -> None:
     if number % PARTS_INTERVAL == 0:
         candidate = measured.runs[cell.candidate.name]
         for baseline, found in measured.parts.items():
-            found.append({part: PARTS[part].time(measured.runs[baseline], candidate) for part in cell.parts})
+            found.append({part: TIMED[part](measured.runs[baseline], candidate) for part in cell.parts})
 
 
 @contextmanager

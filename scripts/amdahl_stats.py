@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.amdahl_cells import Cell, Labels
-from scripts.amdahl_measure import PARTS, Measured, PartTimes, Run
+from scripts.amdahl_cells import PARTS, Cell, Labels
+from scripts.amdahl_measure import Measured, PartTimes, Run
 from trainer.probe import amdahl
 from trainer.timing import PHASES
 
@@ -143,11 +143,11 @@ def _common(cell: Cell, run: Run) -> dict[str, Any]:
 def _row(cell: Cell, baseline: Run, candidate: Run, parts: Sequence[dict[str, PartTimes]]) -> Row:
     measured = ratio(_walls(baseline), _walls(candidate))
     total = _phases(baseline, "total")
-    shares = {name: float(np.median(_phases(baseline, *PARTS[name].phases) / total)) for name in cell.parts}
+    shares = {name: float(np.median(_phases(baseline, *PARTS[name]) / total)) for name in cell.parts}
     speedups = {name: _speedup([timing[name] for timing in parts]) for name in cell.parts}
     share = sum(shares.values())
     speedup = share / sum(shares[name] / speedups[name] for name in cell.parts)
-    differing = [phase for name in cell.parts for phase in PARTS[name].phases]
+    differing = [phase for name in cell.parts for phase in PARTS[name]]
     outside = [np.median(_phases(run, "total") - _phases(run, *differing)) for run in (baseline, candidate)]
     return Row(
         **_common(cell, baseline),
