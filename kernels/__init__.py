@@ -1,10 +1,11 @@
-"""Credit assignment over ``[T, N]`` rollouts and the losses of an update, as fused Triton kernels or in plain torch."""
+"""Credit assignment over ``[T, N]`` rollouts, and what an update evaluates: fused Triton kernels, or plain torch."""
 
 from kernels.credit import Credit, CreditWithMoments, Scan, VTrace, VTraceWithMoments, gae, vtrace
 from kernels.ppo_loss import PPOLoss, ppo_loss
 from kernels.q_targets import retrace, retrace_categorical
 from kernels.returns import discounted_returns, td_lambda
 from kernels.traces import eligibility_traces, episodic_prefix_sum
+from kernels.twin_mlp import TwinOutputs, twin_mlp
 from kernels.vtrace_loss import VTraceLoss, vtrace_loss
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "CreditWithMoments",
     "PPOLoss",
     "Scan",
+    "TwinOutputs",
     "VTrace",
     "VTraceLoss",
     "VTraceWithMoments",
@@ -23,6 +25,7 @@ __all__ = [
     "retrace",
     "retrace_categorical",
     "td_lambda",
+    "twin_mlp",
     "vtrace",
     "vtrace_loss",
 ]

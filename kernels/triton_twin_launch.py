@@ -97,8 +97,8 @@ def forward_launches(
     """Outputs of both networks (float32) and the memory of their hidden layers, and what fills them."""
     rows = len(inputs)
     memory = inputs.new_empty(2 * rows * sum(layer.outputs[0] for layer in layers[:-1]), dtype=format.dtype)
-    outputs = tuple(inputs.new_empty(rows, width, dtype=torch.float32) for width in layers[-1].outputs)
-    values = [(inputs, inputs), *hidden_of(memory, layers, rows), outputs]
+    first, second = (inputs.new_empty(rows, width, dtype=torch.float32) for width in layers[-1].outputs)
+    values = [(inputs, inputs), *hidden_of(memory, layers, rows), (first, second)]
     launches = []
     for layer, (below, above) in zip(layers, itertools.pairwise(values), strict=True):
         out = _tile(max(layer.outputs), 128)
@@ -110,7 +110,7 @@ def forward_launches(
         }  # fmt: skip
         grid = (-(-rows // 128), -(-max(layer.outputs) // out), 2)
         launches.append(Launch(layer_kernel, grid, arguments, constants, _warps(128 * out)))
-    return (*outputs, memory), launches
+    return (first, second, memory), launches
 
 
 def backward_launches(

@@ -1,0 +1,141 @@
+"""One PPO update on a fixed batch: ours under each switch, and rsl_rl where it can be imported.
+
+Example:
+    python scripts/bench_update.py                                  # everything; appends to the CSV
+    python scripts/bench_update.py --problems ant --precisions tf32 --no-save
+
+Before anything is timed, each variant does one update with a single minibatch, without gradient clipping and with an
+Adam whose step is proportional to the gradient; its step must be that of eager float32 within `TOLERANCES`.
+Milliseconds are of whole updates, from the call until the device is done; ``host`` is how long the call itself took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
+
+import torch
+from torch import Tensor
+from update_problems import PROBLEMS, FixedBatch, Problem, fixed_batch
+from update_rsl_rl import has_rsl_rl, rsl_rl_update
+from update_variants import PRECISIONS, VARIANTS, Update, ours
+
+from scripts.provenance import append_rows, format_table, provenance
+from trainer.config import PPOConfig
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "update.csv"
+BASELINES = ("eager", "compiled, graph")
+#: How far a tensor's step may be from eager float32's, as a share of its length: roundings of the products (to 24, 11
+#: and 8 bits) add up over rows, and move a few ratios over the ends of the clip range.
+TOLERANCES = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 3e-2}
+_COLUMNS = ("problem", "precision", "variant", "p20_ms", "p50_ms", "p80_ms", "host_ms", "error")
+
+Make = Callable[[PPOConfig], Update]
+
+
+def makers(problem: Problem, batch: FixedBatch, precision: str, device: str) -> dict[str, Make]:
+    """Every way to do this update here."""
+
+    def ours_as(name: str) -> Make:
+        return lambda config: ours(problem, batch, VARIANTS[name], precision, config)
+
+    names = [name for name, variant in VARIANTS.items() if variant.runs(problem, precision, device)]
+    ways = {name: ours_as(name) for name in names}
+    if has_rsl_rl() and not problem.is_discrete:
+        ways["rsl_rl"] = lambda config: rsl_rl_update(problem, batch, precision, config)
+    return ways
+
+
+def one_step(problem: Problem, make: Make) -> dict[str, Tensor]:
+    """What one update with a single minibatch adds to the parameters."""
+    # a step in proportion to the gradient, and large beside the rounding of the parameters
+    adam = {"adam_eps": 1.0, "learning_rate": 1.0}
+    config = replace(problem.ppo(), update_epochs=1, num_minibatches=1, max_grad_norm=1e9, **adam)
+    update = make(config)
+    before = {name: x.detach().clone() for name, x in update.parameters.items()}
+    update.run()
+    return {name: x.detach() - before[name] for name, x in update.parameters.items()}
+
+
+def error_of(step: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The largest distance between two steps over all tensors, as a share of the expected step's length."""
+    return max(float((step[name] - x).norm() / x.norm()) for name, x in expected.items())
+
+
+def times_of(update: Update, repeats: int, device: str) -> tuple[list[float], list[float]]:
+    """Milliseconds of whole updates and of their calls, sorted, after some that compile and capture."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    for _ in range(3):
+        update.run()
+    wait()
+    whole, calls = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        update.run()
+        calls.append(1e3 * (time.perf_counter() - start))
+        wait()
+        whole.append(1e3 * (time.perf_counter() - start))
+    return sorted(whole), sorted(calls)
+
+
+def measure(problem: Problem, batch: FixedBatch, precision: str, repeats: int, device: str) -> list[dict[str, Any]]:
+    """One row for each way.
+
+    Raises:
+        SystemExit: a variant's step is not that of eager float32.
+    """
+    expected = one_step(problem, lambda config: ours(problem, batch, VARIANTS["eager"], "fp32", config))
+    rows = []
+    for name, make in makers(problem, batch, precision, device).items():
+        error = error_of(one_step(problem, make), expected)
+        if not error <= TOLERANCES[precision]:
+            raise SystemExit(f"{name}, {precision}: steps differ by {error:.1e}, more than {TOLERANCES[precision]}")
+        whole, calls = times_of(make(problem.ppo()), repeats, device)
+        p20, p50, p80 = (round(whole[round((repeats - 1) * q)], 3) for q in (0.2, 0.5, 0.8))
+        host = round(calls[repeats // 2], 3)
+        rows.append(
+            {"variant": name, "p20_ms": p20, "p50_ms": p50, "p80_ms": p80, "host_ms": host, "error": f"{error:.0e}"}
+        )
+        torch.compiler.reset()
+    return rows
+
+
+def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with how many times faster each is than the baselines."""
+    medians = {row["variant"]: row["p50_ms"] for row in rows}
+    known = [name for name in BASELINES if name in medians]
+    return [row | {f"÷ {name}": f"{medians[name] / row['p50_ms']:.2f}" for name in known} for row in rows]
+
+
+def main() -> None:
+    """Check and measure, print a table for each problem and precision, append to the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--envs", type=int, help="instead of the problem's own number, for a quick look")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--no-save", action="store_true", help=f"print only; do not append to {RESULTS.name}")
+    arguments = parser.parse_args()
+    origin = provenance(["triton", "rsl-rl-lib"])
+    for name in arguments.problems:
+        problem = PROBLEMS[name]._replace(**({"envs": arguments.envs} if arguments.envs else {}))
+        batch = fixed_batch(problem, arguments.device)
+        for precision in arguments.precisions:
+            rows = measure(problem, batch, precision, arguments.repeats, arguments.device)
+            rows = [{"problem": name, "precision": precision, **row} for row in rows]
+            table = with_ratios(rows)
+            print(format_table(table, table[0]), flush=True)
+            if not arguments.no_save:
+                append_rows(RESULTS, [{**row, "rows": problem.rows, **origin} for row in rows])
+
+
+if __name__ == "__main__":
+    main()
