@@ -1,6 +1,7 @@
 """Time the credit operations on this GPU and append every figure to docs/results/credit.csv.
 
-    python scripts/bench_credit.py --preset full      # all operations, both layouts, baselines: 5 minutes
+    python scripts/bench_credit.py --preset full      # all operations, both layouts, baselines: 8 minutes
+    python scripts/bench_credit.py --sections torch   # the torch baselines beside the kernels
     python scripts/bench_credit.py --preset quick     # GAE only
     python scripts/bench_credit.py --tune --operations gae vtrace
 
@@ -20,10 +21,10 @@ import pathlib
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch._inductor.config as inductor
 import triton
 from credit_report import draw, summarize
 from credit_timing import (
@@ -38,12 +39,12 @@ from credit_timing import (
     quantiles,
     synchronized_time,
 )
-from tune_credit import SHAPES, compile_tile, rule, tune
+from tune_credit import SHAPES, SHORT, compile_tile, rule, tune
 
 from kernels import reference
 
 RESULTS = pathlib.Path(__file__).parents[1] / "docs" / "results"
-SHORT = ((65536, 16), (32768, 8))
+SECTIONS = ("gae", "operations", "variants", "torch")
 MODES = {"torch-loop": "loop", "torch-scan": "scan", "torch-compiled": "compiled"}
 #: float32 sums of a hundred terms of size 1, and half-precision outputs of that size.
 TOLERANCE = {"float32": 2e-4, "bfloat16": 4e-2, "float16": 5e-3, "float64": 1e-9}
@@ -128,61 +129,80 @@ def measure(problem: Problem, backend: str, cold: bool) -> Row:
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
 
 
-def precompile(problems: list[Problem]) -> None:
-    """Let all cores fill Triton's cache with the kernels of these problems."""
+def precompile(pairs: list[tuple[Problem, str]]) -> None:
+    """Let all cores fill the caches on disk, Triton's own and that of `torch.compile`, for these problems."""
     major, minor = torch.cuda.get_device_capability()
-    tasks = [(problem, rule(problem), 10 * major + minor) for problem in problems]
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        pool.map(compile_tile, tasks, chunksize=1)
+    tiles = [(problem, rule(problem), 10 * major + minor) for problem, backend in pairs if backend == "triton"]
+    graphs = [problem for problem, backend in pairs if backend == "torch-compiled"]
+    for function, tasks in ((compile_tile, tiles), (compile_torch, graphs)):
+        if tasks:
+            with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+                pool.map(function, tasks, chunksize=1)
 
 
-def sections(preset: str, operations: list[str]) -> Iterator[tuple[str, float, list[tuple[Problem, str]]]]:
-    """The parts of a run: a name, the seconds that it may take, and (problem, backend) pairs, in order of weight."""
+def compile_torch(problem: Problem) -> None:
+    """One call of the compiled torch baseline."""
+    inductor.compile_threads = 1  # this process is one of many
+    problem.call(problem.inputs("cuda"), **options_of("torch-compiled"))()
+
+
+class Section(NamedTuple):
+    """A part of a run: what it measures, and the seconds that it may take."""
+
+    name: str
+    limit_s: float
+    pairs: list[tuple[Problem, str]]
+    cold: bool = False
+
+
+def sections(operations: list[str]) -> list[Section]:
+    """All parts of a full run, in order of weight."""
     layouts = ("time", "env")
-    gae = [Problem("gae", envs, steps, layout) for (envs, steps), layout in itertools.product(SHAPES, layouts)]
-    yield "gae", 60, [(problem, "triton") for problem in gae]
-    if preset == "quick":
-        return
+    gae = [Problem("gae", *shape, layout) for shape, layout in itertools.product((*SHAPES, *SHORT), layouts)]
     others = [name for name in operations if name != "gae"]
-    shapes = [shape for shape in SHAPES if shape not in SHORT]
-    rest = [Problem(name, *shape, layout) for shape, layout, name in itertools.product(shapes, layouts, others)]
-    yield "other operations", 110, [(problem, "triton") for problem in rest]
-    wide = [Problem("retrace_categorical", 256, 8192, layout, actions=a) for a in (2, 16, 64) for layout in layouts]
-    long = [Problem("retrace_categorical", 16, 131072, layout) for layout in layouts]
-    halves = [Problem("gae", 65536, 128, layout, dtype) for dtype in ("bfloat16", "float64") for layout in layouts]
-    yield "actions, lengths, dtypes", 40, [(problem, "triton") for problem in (*wide, *long, *halves)]
-    strongest = [Problem("gae", envs, steps) for envs, steps in ((4096, 128), (4096, 512), (65536, 128), (1024, 2048))]
-    strongest += [Problem(name, 4096, 128) for name in operations if name != "gae"]
-    yield (
-        "torch baselines",
-        90,
-        [
-            *((problem, "torch-compiled") for problem in strongest),
-            *((Problem("gae", 4096, 128), mode) for mode in ("torch-scan", "torch-loop")),
-        ],
-    )
+    rest = [Problem(name, *shape, layout) for shape, layout, name in itertools.product(SHAPES, layouts, others)]
+    wide = [
+        Problem("retrace_categorical", *shape, layout, actions=actions)
+        for shape, actions, layout in itertools.product(((256, 8192), (4096, 128)), (2, 16, 64), layouts)
+    ]
+    long = [Problem(name, 16, 131072, layout) for name, layout in itertools.product(operations, layouts)]
+    precise = [
+        Problem(name, *shape, layout, dtype)
+        for name, shape, dtype, layout in itertools.product(
+            ("gae", "vtrace"), ((4096, 128), (65536, 128)), ("bfloat16", "float64"), layouts
+        )
+    ]
+    compared = itertools.product(((4096, 128), (65536, 128), (1024, 2048)), operations)
+    baselines = [Problem("gae", 4096, 512), *(Problem(name, *shape) for shape, name in compared)]
+    pairs = [(problem, backend) for problem in baselines for backend in ("triton", "torch-compiled")]
+    pairs += [(Problem("gae", 4096, 128), mode) for mode in ("torch-scan", "torch-loop")]
+    return [
+        Section("gae", 60, [(problem, "triton") for problem in gae], cold=True),
+        Section("operations", 150, [(problem, "triton") for problem in rest]),
+        Section("variants", 60, [(problem, "triton") for problem in (*wide, *long, *precise)]),
+        Section("torch", 180, pairs),
+    ]
 
 
-def run(preset: str, operations: list[str], cold: bool) -> list[Row]:
+def run(parts: list[Section], cold: bool) -> list[Row]:
     """Measure the sections one after the other, each within its time."""
     rows: list[Row] = []
     where = environment()
-    parts = list(sections(preset, operations))
     start = time.monotonic()
-    precompile([problem for _, _, pairs in parts for problem, backend in pairs if backend == "triton"])
+    precompile([pair for part in parts for pair in part.pairs])
     print(f"kernels compiled in {time.monotonic() - start:.0f} s", flush=True)
-    for name, limit, pairs in parts:
+    for part in parts:
         start = time.monotonic()
-        for index, (problem, backend) in enumerate(pairs):
-            if time.monotonic() - start > limit:
-                print(f"{name}: stopped after {index} of {len(pairs)} problems, {limit} s are over")
+        for index, (problem, backend) in enumerate(part.pairs):
+            if time.monotonic() - start > part.limit_s:
+                print(f"{part.name}: stopped after {index} of {len(part.pairs)}, {part.limit_s} s are over")
                 break
             try:
-                rows.append({**measure(problem, backend, cold and backend == "triton"), **where})
+                rows.append({**measure(problem, backend, cold and part.cold), **where})
             except ValueError as error:
                 print(error, flush=True)
             torch.cuda.empty_cache()
-        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+        print(f"{part.name}: {time.monotonic() - start:.0f} s", flush=True)
     return rows
 
 
@@ -203,7 +223,8 @@ def append(rows: list[Row], path: pathlib.Path) -> None:
 def main() -> None:
     """Parse the command line, measure, write, print the summary last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=("quick", "full"), default="full")
+    parser.add_argument("--preset", choices=("quick", "full"), default="full", help="quick: the section gae alone")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="parts of the run")
     parser.add_argument("--operations", nargs="+", choices=sorted(BY_NAME), default=list(BY_NAME))
     parser.add_argument("--hot-only", action="store_true", help="leave out the cold figures")
     parser.add_argument("--tune", action="store_true", help="search for tiles instead")
@@ -214,7 +235,8 @@ def main() -> None:
     if args.tune:
         tune(args.operations, args.out / "credit_tune.csv", args.budget)
         return
-    rows = run(args.preset, args.operations, not args.hot_only)
+    names = ["gae"] if args.preset == "quick" else args.sections
+    rows = run([part for part in sections(args.operations) if part.name in names], not args.hot_only)
     append(rows, args.out / "credit.csv")
     draw(rows, args.out)
     print(summarize(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import pathlib
 import statistics
@@ -19,6 +20,8 @@ AIMS = {
     ("retrace_categorical", 256, 8192): 60.0,
 }
 SHORT_AIMS = {("gae", 32768, 8): 2.6, ("gae", 65536, 16): 4.6}  # time-major only
+#: Another library's figures on the same kind of card, env-major with truncation, as published beside docs/results.
+PUBLISHED = pathlib.Path(__file__).parents[1] / "docs" / "results" / "credit_published.csv"
 BIG_BYTES, COPY_AIM, HOST_AIM, HOST_OUT_AIM, TORCH_AIM = 64e6, 1.15, 16.0, 12.0, 1.5
 
 
@@ -61,7 +64,22 @@ def summarize(rows: list[Row]) -> str:
             for ours in same[:1]:
                 device, call = row["hot_p50"] / ours["hot_p50"], row["synchronized"] / ours["synchronized"]
                 lines.append(f"{name:52}device {verdict(device, TORCH_AIM, at_least=True)}, full call {call:.2f}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *against_published(triton)])
+
+
+def against_published(rows: list[Row]) -> list[str]:
+    """The published figures over ours, device time and full call, as a geometric mean and the worst problem."""
+    ours = {f"{x['operation']} {x['envs']}x{x['steps']}": x for x in rows if x["layout"] == "env" and x["actions"] == 4}
+    with PUBLISHED.open(newline="") as file:
+        theirs = {f"{x['operation']} {x['envs']}x{x['steps']}": x for x in csv.DictReader(file)}
+    common = [name for name in theirs if name in ours]
+    lines = []
+    for column, published in (("hot_p50", "device"), ("synchronized", "synchronized")) if common else ():
+        ratios = [(float(theirs[name][published]) / ours[name][column], name) for name in common]
+        mean = statistics.geometric_mean(ratio for ratio, _ in ratios)
+        label = f"published / triton, {published}, {len(ratios)} problems"
+        lines.append(f"{label:52}mean {mean:.2f}, worst {min(ratios)[0]:.2f} ({min(ratios)[1]})")
+    return lines
 
 
 def draw(rows: list[Row], folder: pathlib.Path) -> None:

@@ -99,10 +99,8 @@ ENV_MAJOR = (
     *((128, 2, 4, 4), (128, 4, 4, 4), (256, 1, 4, 2), (256, 1, 4, 4), (256, 1, 4, 8), (512, 1, 4, 4), (512, 1, 4, 8)),
     *((512, 1, 4, 16), (1024, 1, 4, 16), (32, 4, 8, 4), (128, 1, 8, 4)),
 )
-SHAPES = (
-    *((4096, 32), (4096, 128), (4096, 512), (16384, 128), (65536, 128), (1024, 2048), (4096, 2048), (256, 8192)),
-    *((65536, 16), (32768, 8)),
-)
+SHAPES = ((4096, 32), (4096, 128), (4096, 512), (16384, 128), (65536, 128), (1024, 2048), (4096, 2048), (256, 8192))
+SHORT = ((65536, 16), (32768, 8))
 FEW_PROGRAMS, MAX_BLOCKS = 132, 1024  #: multiprocessors of an H100 or H200; blocks of envs beyond which no split pays
 
 
@@ -172,7 +170,7 @@ def tune(
     operations: Sequence[str],
     out: pathlib.Path,
     budget_s: float,
-    shapes: Sequence[tuple[int, int]] = SHAPES,
+    shapes: Sequence[tuple[int, int]] = (*SHAPES, *SHORT),
     layouts: Sequence[str] = ("time", "env"),
 ) -> None:
     """Measure all candidates within the budget, write every figure, and print the best three of each problem."""
