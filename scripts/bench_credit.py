@@ -21,6 +21,7 @@ import pathlib
 import platform
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -134,7 +135,8 @@ def precompile(pairs: list[tuple[Problem, str]]) -> None:
     major, minor = torch.cuda.get_device_capability()
     tiles = [(problem, rule(problem), 10 * major + minor) for problem, backend in pairs if backend == "triton"]
     graphs = [problem for problem, backend in pairs if backend == "torch-compiled"]
-    for function, tasks in ((compile_tile, tiles), (compile_torch, graphs)):
+    work: list[tuple[Callable[[Any], object], list[Any]]] = [(compile_tile, tiles), (compile_torch, graphs)]
+    for function, tasks in work:
         if tasks:
             with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
                 pool.map(function, tasks, chunksize=1)
