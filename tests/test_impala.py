@@ -1,0 +1,257 @@
+"""IMPALA's update: gradients from the paper's formula, what filler rows may not do, passes, normalizers, schedules."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import gymnasium
+import pytest
+import torch
+from fake_env import Script, random_script
+from impala_cases import BOX, DISCRETE, KeptGradients, LearnerCase, gradient_of
+from small_runs import differences
+from torch import Tensor
+
+from kernels import reference
+from trainer.config import ConfigError, CreditConfig, PolicyConfig
+from trainer.normalize import ObservationNormalizer, ValueNormalizer
+from trainer.q_policy import QActorCritic
+
+SPACES = {"discrete": DISCRETE, "continuous": BOX}
+RETRACE = CreditConfig(estimator="retrace", gamma=0.9, retrace_lambda=0.95)
+
+
+@pytest.fixture
+def script() -> Script:
+    return random_script(9, 5, seed=4)
+
+
+def independent_policy(case: LearnerCase) -> torch.distributions.Distribution:
+    """The present policy over rows 0 .. T-1, from torch's own distributions."""
+    outputs = case.policy.actor(case.rollout.observations[:-1].flatten(2))
+    if case.policy.log_std is None:
+        return torch.distributions.Categorical(logits=outputs)
+    return torch.distributions.Independent(torch.distributions.Normal(outputs, case.policy.log_std.exp()), 1)
+
+
+def expected_gradient(case: LearnerCase) -> dict[str, Tensor]:
+    """Of ``-mean(A log pi) + c/2 mean((vs - V)^2) - e H`` with the float64 V-trace of the double sum."""
+    rollout, config = case.rollout, case.learner.config
+    policy = independent_policy(case)
+    log_probs = policy.log_prob(rollout.actions)
+    values = case.policy.critic(rollout.observations.flatten(2)).squeeze(-1)
+    trace = reference.vtrace(
+        rollout.log_probs, log_probs, rollout.rewards, values[:-1], values[-1], rollout.terminated, rollout.truncated,
+        valid=rollout.valid, gamma=case.credit.gamma,
+    )  # fmt: skip
+    losses = (
+        -trace.pg_advantages.float() * log_probs
+        + config.value_coef * 0.5 * (trace.value_targets.float() - values[:-1]).square()
+        - config.entropy_coef * policy.entropy()
+    )
+    return gradient_of(case, losses[rollout.valid].mean())
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
+def test_one_pass_descends_the_papers_gradient(script: Script, space: gymnasium.Space):
+    case = LearnerCase(script, space)
+    expected = expected_gradient(case)
+    kept = case.learner.optimizer = KeptGradients(case.policy, lr=0.0)
+    statistics = case.update()
+    assert statistics["loss/approx_kl"] > 1e-3, "the rollout is of another policy"
+    for name, gradient in kept.kept[0].items():
+        # float32 sums of 40 rows
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_minibatches_are_whole_windows_of_every_env_once(script: Script):
+    """With a step size of 0 the minibatches' gradients, weighted by their rows, are that of the whole batch."""
+    whole, parts = LearnerCase(script), LearnerCase(script, num_minibatches=3)
+    for case in (whole, parts):
+        case.learner.optimizer = KeptGradients(case.policy, lr=0.0)
+    widths = []
+    original = parts.learner._window
+    parts.learner._window = lambda *args: widths.append(original(*args).valid) or original(*args)
+    for case in (whole, parts):
+        case.update()
+    rows = torch.tensor([float(valid.sum()) for valid in widths])
+    assert sorted(valid.shape[1] for valid in widths) == [1, 2, 2]
+    assert all(valid.shape[0] == len(script.valid) for valid in widths)
+    assert rows.sum() == script.valid.sum()
+    for name, gradient in whole.learner.optimizer.kept[0].items():
+        shares = torch.stack([kept[name] * n for kept, n in zip(parts.learner.optimizer.kept, rows, strict=True)])
+        torch.testing.assert_close(shares.sum(0) / rows.sum(), gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["vtrace", "retrace"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_what_unread_rows_hold_reaches_no_parameter(script: Script, poison: float, estimator: str):
+    clean, poisoned = (LearnerCase(script, credit=CreditConfig(estimator=estimator, gamma=0.9)) for _ in range(2))
+    rollout = poisoned.rollout
+    unread = ~rollout.read_rows()
+    assert unread[:-1].any()
+    rollout.observations[unread] = poison
+    rollout.rewards[~rollout.valid] = poison
+    rollout.log_probs[~rollout.valid] = poison
+    rollout.values.fill_(poison)  # the actor's values are not used
+    for case in (clean, poisoned):
+        case.update()
+    assert differences(clean.parameters(), poisoned.parameters()) == []
+
+
+def test_a_truncated_row_bootstraps_from_its_final_observation(script: Script):
+    """Changing the observation of the filler row after a truncation changes the update; after a termination it does
+    not."""
+    results = {}
+    ended = {"none": None, "truncated": script.truncated, "terminated": script.terminated}
+    for name, flags in ended.items():
+        case = LearnerCase(script)
+        if flags is not None:
+            after = torch.cat([torch.zeros_like(flags[:1]), flags])[:-1] & ~script.valid
+            assert after.any()
+            case.rollout.observations[:-1][after] += 1.0
+        case.update()
+        results[name] = case.parameters()
+    assert differences(results["none"], results["truncated"]) != []
+    assert differences(results["none"], results["terminated"]) == []
+
+
+def test_a_loss_that_is_not_finite_is_not_applied_nor_is_what_follows(script: Script):
+    case = LearnerCase(script, num_minibatches=5, update_epochs=2, optimizer="rmsprop")
+    row, env = script.valid.nonzero()[0].tolist()
+    case.rollout.rewards[row, env] = math.nan
+    case.update()
+    before = case.parameters()
+    withheld = case.update()["skipped_minibatches"]
+    assert 1 <= withheld <= 10
+    case.rollout.rewards.fill_(math.nan)
+    before = case.parameters()
+    assert case.update()["skipped_minibatches"] == 10
+    assert differences(before, case.parameters()) == []
+
+
+def test_the_correction_switch_takes_every_ratio_for_one(script: Script):
+    corrected, uncorrected = LearnerCase(script, correction=True), LearnerCase(script, correction=False)
+    on_policy = LearnerCase(script)
+    on_policy.rollout.log_probs.copy_(independent_policy(on_policy).log_prob(on_policy.rollout.actions).detach())
+    for case in (corrected, uncorrected, on_policy):
+        case.update()
+    assert differences(corrected.parameters(), uncorrected.parameters()) != []
+    for name, tensor in uncorrected.parameters().items():
+        torch.testing.assert_close(tensor, on_policy.parameters()[name], rtol=1e-4, atol=1e-5)
+
+
+def test_further_passes_keep_the_credit_of_the_first_and_clip_around_its_policy(script: Script):
+    """A large step leaves the ratio's range in every row that pushes outwards: what remains is value and entropy."""
+    case = LearnerCase(script, update_epochs=2, clip_range=1e-6, value_coef=0.0, entropy_coef=0.0)
+    kept = case.learner.optimizer = KeptGradients(case.policy, lr=1e-2)
+    statistics = case.update()
+    first, second = kept.kept
+    assert statistics["loss/clip_fraction"] > 0.4, "a half of the two passes: all rows of the second"
+    norm = [math.sqrt(sum(float(g.square().sum()) for g in kept.values())) for kept in (first, second)]
+    assert norm[1] < norm[0]
+
+
+def test_at_lag_zero_the_ratio_is_one_though_observations_are_normalized(script: Script):
+    """Statistics move after the update: the batch that moved them was acted on, and learned from, without them."""
+    normalizer = ObservationNormalizer((script.observations.shape[2],), clip=10.0)
+    normalizer.update(torch.randn(50, 3, 3) * 4 + 1, torch.ones(50, 3, dtype=torch.bool))
+    case = LearnerCase(script, observation_normalizer=normalizer, drift=0.0)
+    actor = independent_policy(case)  # on raw observations
+    with torch.no_grad():
+        outputs = case.policy.outputs(normalizer(case.rollout.observations[:-1]))
+        policy = torch.distributions.Categorical(logits=outputs.policy_outputs)
+        case.rollout.log_probs.copy_(policy.log_prob(case.rollout.actions))
+    assert not torch.allclose(actor.log_prob(case.rollout.actions), case.rollout.log_probs)
+    count = float(normalizer.running.count)
+    assert case.update()["loss/approx_kl"] == pytest.approx(0, abs=1e-10)
+    assert float(normalizer.running.count) == count + int(script.valid.sum())
+
+
+def test_a_critic_in_units_of_its_targets_learns_the_same_credit(script: Script):
+    """PopArt's statistics are those before the update, and predictions do not jump when they move."""
+    case = LearnerCase(script, value_normalizer=ValueNormalizer(), drift=0.0, learning_rate=0.0)
+    observations = case.rollout.observations.clone()
+    normalizer = case.value_normalizer
+    assert normalizer is not None
+    for _ in range(3):
+        before = normalizer.denormalize(case.policy.value(observations))
+        case.update()
+        after = normalizer.denormalize(case.policy.value(observations))
+        torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-5)
+    assert float(normalizer.running.count) == 3 * int(script.valid.sum())
+
+
+def test_advantages_are_normalized_when_asked_for(script: Script):
+    case = LearnerCase(script, normalize_advantages=True)
+    learned = []
+    original = case.learner._loss
+    case.learner._loss = lambda *args: learned.append(args[2]) or original(*args)
+    case.update()
+    advantages = learned[0].advantages[script.valid]
+    assert float(advantages.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(advantages.std(correction=0)) == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_the_linear_schedule_and_the_state_go_on_where_they_were(script: Script, optimizer: str):
+    straight, resumed = (LearnerCase(script, optimizer=optimizer, lr_schedule="linear") for _ in range(2))
+    assert straight.update(progress=0.25)["learning_rate"] == pytest.approx(0.0075)
+    state, weights = straight.learner.state_dict(), straight.policy.state_dict()
+    resumed.policy.load_state_dict({name: tensor.clone() for name, tensor in weights.items()})
+    saved = io.BytesIO()
+    torch.save(state, saved)
+    saved.seek(0)
+    resumed.learner.load_state_dict(torch.load(saved, weights_only=True))
+    for case in (straight, resumed):
+        case.update(progress=0.5)
+    assert differences(straight.parameters(), resumed.parameters()) == []
+
+
+def retrace_gradient(case: LearnerCase) -> dict[str, Tensor]:
+    """Of Retrace's losses, from the float64 sums of the paper."""
+    rollout, config = case.rollout, case.learner.config
+    policy = independent_policy(case)
+    log_probs = policy.log_prob(rollout.actions)
+    logits = case.policy.actor(rollout.observations.flatten(2))
+    q_values = case.policy.critic(rollout.observations.flatten(2))
+    expected = (logits.softmax(-1) * q_values).sum(-1).detach()
+    taken = q_values[:-1].gather(-1, rollout.actions[..., None]).squeeze(-1)
+    targets = reference.retrace(
+        rollout.rewards, taken, expected[:-1], log_probs - rollout.log_probs, expected[-1], rollout.terminated,
+        rollout.truncated, valid=rollout.valid, gamma=0.9, retrace_lambda=0.95,
+    ).float()  # fmt: skip
+    weights = (log_probs.detach() - rollout.log_probs).exp().clamp(max=1.0)
+    losses = (
+        -weights * (targets - expected[:-1]) * log_probs
+        + config.value_coef * 0.5 * (targets - taken).square()
+        - config.entropy_coef * policy.entropy()
+    )
+    return gradient_of(case, losses[rollout.valid].mean())
+
+
+def test_retrace_learns_q_of_the_action_and_improves_on_its_expectation(script: Script):
+    case = LearnerCase(script, credit=RETRACE)
+    expected = retrace_gradient(case)
+    kept = case.learner.optimizer = KeptGradients(case.policy, lr=0.0)
+    case.update()
+    for name, gradient in kept.kept[0].items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_value_of_a_q_policy_is_the_expectation_of_q():
+    torch.manual_seed(0)
+    policy = QActorCritic(gymnasium.spaces.Box(-1, 1, (3,)), DISCRETE, PolicyConfig(hidden_sizes=[8]))
+    observations = torch.randn(7, 4, 3)
+    outputs = policy.q_outputs(observations)
+    assert outputs.q_values.shape == (7, 4, 3)
+    probabilities = torch.distributions.Categorical(logits=outputs.logits).probs
+    torch.testing.assert_close(policy.value(observations), (probabilities * outputs.q_values).sum(-1))
+    action = policy.act(observations[0])
+    torch.testing.assert_close(action.values, policy.value(observations[0]))
+
+
+def test_retrace_with_continuous_actions_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"credit.estimator=retrace: it needs Discrete actions, not Box; set"):
+        QActorCritic(gymnasium.spaces.Box(-1, 1, (3,)), BOX, PolicyConfig())
