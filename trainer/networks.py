@@ -57,8 +57,8 @@ class PixelTorso(Torso):
 
     def __init__(self, shape: tuple[int, ...], convolutions: nn.Module, features: int):
         super().__init__()
-        self.features = features
-        self.convolutions = convolutions.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.features, self.convolutions = features, convolutions
+        self.set_layout(torch.channels_last)
         try:
             with torch.no_grad():
                 flat = convolutions(torch.zeros(1, *shape)).numel()
@@ -66,11 +66,16 @@ class PixelTorso(Torso):
             raise ValueError(f"frames of shape {shape} (channels, height, width) are too small") from error
         self.linear = _orthogonal(nn.Linear(flat, features), math.sqrt(2.0))
 
+    def set_layout(self, layout: torch.memory_format) -> None:
+        """How the convolutions lie in memory, and what frames are brought into; it changes no result."""
+        self._layout = layout
+        self.convolutions.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+
     def forward(self, observations: Tensor) -> Tensor:
         """``[batch, channels, height, width]`` uint8 to ``[batch, features]``."""
         device = observations.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-        frames = observations.to(dtype, memory_format=torch.channels_last) * (1.0 / 255.0)
+        frames = observations.to(dtype, memory_format=self._layout) * (1.0 / 255.0)
         return self.linear(self.convolutions(frames).relu().flatten(1)).relu()
 
 
