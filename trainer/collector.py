@@ -46,18 +46,6 @@ class Collector:
             env.num_envs, *policy.action_shape, dtype=policy.action_dtype, device=env.device
         )  #: what the env is sent
         self._rows = torch.zeros(len(env.pools), 1, dtype=torch.int64, device=env.device)  #: each pool's row, t
-        dtype = self._observations.dtype
-        if observation_normalizer is not None:  # integers are normalized to floats, in the same memory
-            dtype = torch.promote_types(dtype, torch.float32)
-        self.rollout = Rollout.allocate(
-            rollout_length,
-            env.num_envs,
-            tuple(self._observations.shape[1:]),
-            dtype,
-            policy.action_shape,
-            policy.action_dtype,
-            env.device,
-        )
         self._act: Callable[[Tensor], Action] = torch.compile(policy.act) if compile_policy else policy.act
         pools = range(len(env.pools))
         self._choose = [graphs.step("the policy step", Part("inference", partial(self._choose_in, p))) for p in pools]
@@ -72,6 +60,30 @@ class Collector:
             Part("inference", self._evaluate_last),
             capturable=distributed.world_size() == 1,  # ranks merge what their normalizers saw
         )
+        dtype = self._observations.dtype
+        if observation_normalizer is not None:  # integers are normalized to floats, in the same memory
+            dtype = torch.promote_types(dtype, torch.float32)
+        self.rollout = Rollout.allocate(
+            rollout_length,
+            env.num_envs,
+            tuple(self._observations.shape[1:]),
+            dtype,
+            policy.action_shape,
+            policy.action_dtype,
+            env.device,
+        )
+
+    @property
+    def rollout(self) -> Rollout:
+        """What `collect` fills; setting another one takes new graphs."""
+        return self._rollout
+
+    @rollout.setter
+    def rollout(self, rollout: Rollout) -> None:
+        self._rollout = rollout
+        self._pools = [rollout.narrow(columns) for columns in self.env.pools]
+        for step in (*self._choose, *self._send, *self._receive, self._finish):
+            step.reset()
 
     def restart(self) -> None:
         """Start every env anew."""
@@ -109,13 +121,13 @@ class Collector:
 
     def _choose_in(self, pool: int) -> None:
         """Choose a pool's actions for its row, record them, and bring them into the env's bounds."""
-        columns, rollout = self.env.pools[pool], self.rollout
+        columns, rollout, row = self.env.pools[pool], self._pools[pool], self._rows[pool]
         observations = self._observations[columns]
         action = self._act(self._normalized(observations))
-        self._record(pool, rollout.observations, observations)
-        self._record(pool, rollout.actions, action.actions)
-        self._record(pool, rollout.log_probs, action.log_probs)
-        self._record(pool, rollout.values, action.values)
+        _write(rollout.observations, row, observations)
+        _write(rollout.actions, row, action.actions)
+        _write(rollout.log_probs, row, action.log_probs)
+        _write(rollout.values, row, action.values)
         # a filler row's action is ignored, but where the final observation is NaN it must not be NaN to be sent
         ended = self._ended[columns].view(-1, *(1,) * len(self.policy.action_shape))
         self._actions[columns] = self.action_map(torch.where(ended, 0, action.actions))
@@ -125,18 +137,15 @@ class Collector:
 
     def _receive_from(self, pool: int) -> None:
         """Record what came back from a pool's row, and go on to its next."""
-        columns, rollout, step = self.env.pools[pool], self.rollout, self.env.recv(pool)
-        self._record(pool, rollout.rewards, step.rewards)
-        self._record(pool, rollout.terminated, step.terminated)
-        self._record(pool, rollout.truncated, step.truncated)
-        self._record(pool, rollout.valid, step.valid)
+        columns, rollout, row = self.env.pools[pool], self._pools[pool], self._rows[pool]
+        step = self.env.recv(pool)
+        _write(rollout.rewards, row, step.rewards)
+        _write(rollout.terminated, row, step.terminated)
+        _write(rollout.truncated, row, step.truncated)
+        _write(rollout.valid, row, step.valid)
         self._observations[columns] = step.observations
         torch.logical_or(step.terminated, step.truncated, out=self._ended[columns])
-        self._rows[pool] += 1
-
-    def _record(self, pool: int, field: Tensor, row: Tensor) -> None:
-        """Write ``row`` into a pool's columns of a rollout's field, at its row."""
-        field[:, self.env.pools[pool]].index_copy_(0, self._rows[pool], row[None].to(field.dtype))
+        row += 1
 
     def _normalized(self, observations: Tensor) -> Tensor:
         return observations if self.observation_normalizer is None else self.observation_normalizer(observations)
@@ -157,3 +166,8 @@ class Collector:
         values[-1] = self.policy.value(self.rollout.observations[-1])
         if self.value_normalizer is not None:
             values.copy_(self.value_normalizer.denormalize(values))
+
+
+def _write(field: Tensor, row: Tensor, values: Tensor) -> None:
+    """Write ``values`` into a field's row, whose number lies on the device."""
+    field.index_copy_(0, row, values[None].to(field.dtype))
