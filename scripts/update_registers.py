@@ -1,4 +1,4 @@
-"""Compile the loss kernels ahead of time and print registers and spilled bytes as CSV; needs no GPU.
+"""Compile the kernels of an update ahead of time and print registers and spilled bytes as CSV; needs no GPU.
 
 python scripts/update_registers.py 80 90 100
 """
@@ -7,65 +7,92 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import triton
 from credit_registers import resources
+from torch import Tensor
 from triton.runtime import driver
 from tune_credit import Target
 
+from kernels import triton_loss_launch, triton_twin_launch
 from kernels.loss_inputs import Coefficients, LossInputs
-from kernels.triton_loss_launch import backward_launches, forward_launches
+from kernels.triton_call import Launch
 
-#: Distribution and actions: a robot, a game, and the widest tile.
-CASES = (("gaussian", 8), ("gaussian", 21), ("categorical", 6), ("categorical", 1024))
+#: Distribution, actions and whether rows are gathered: a robot, an odd one, a game, the widest tile.
+LOSSES = (("gaussian", 8, True), ("gaussian", 21, False), ("categorical", 6, True), ("categorical", 1024, True))
 ROWS = 32768
 
 
-def problem(distribution: str, actions: int, is_gathered: bool, dtype: torch.dtype) -> LossInputs:
-    """A loss with everything that can be given, on ``meta``."""
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor that takes no memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
 
+def loss_launches(distribution: str, actions: int, is_gathered: bool) -> list[Launch]:
+    """A loss with everything that can be given, a game's in bfloat16."""
     is_gaussian = distribution == "gaussian"
-    return LossInputs(
+    dtype = torch.float32 if is_gaussian else torch.bfloat16
+    rows = 2 * ROWS if is_gathered else ROWS
+    inputs = LossInputs(
         policy_outputs=empty(ROWS, actions, dtype=dtype),
         values=empty(ROWS, dtype=dtype),
         log_std=empty(actions) if is_gaussian else None,
-        actions=empty(2 * ROWS, actions) if is_gaussian else empty(2 * ROWS, dtype=torch.int64),
-        advantages=empty(2 * ROWS),
-        value_targets=empty(2 * ROWS),
-        old_log_probs=empty(2 * ROWS),
-        old_values=empty(2 * ROWS),
-        valid=empty(2 * ROWS, dtype=torch.bool),
+        actions=empty(rows, actions) if is_gaussian else empty(rows, dtype=torch.int64),
+        advantages=empty(rows),
+        value_targets=empty(rows),
+        old_log_probs=empty(rows),
+        old_values=empty(rows),
+        valid=empty(rows, dtype=torch.bool),
         indices=empty(ROWS, dtype=torch.int64) if is_gathered else None,
         row_count=None,
         advantage_moments=empty(3),
     )
+    coefficients = Coefficients(empty() if is_gathered else 0.2, 0.2, 1.0, empty())
+    (total, report), launches = triton_loss_launch.forward_launches(inputs, coefficients)
+    return launches + triton_loss_launch.backward_launches(total, report, inputs, coefficients)[1]
+
+
+def twin_launches(hidden_sizes: list[int], precision: str) -> list[Launch]:
+    """Two networks over 60 observations, for 8 actions and a value."""
+    networks = [list(itertools.pairwise([60, *hidden_sizes, outputs])) for outputs in (8, 1)]
+    shapes = [shape for pair in zip(*networks, strict=True) for shape in pair]
+    parameters = [x for inputs, outputs in shapes for x in (empty(outputs, inputs), empty(outputs))]
+    layers, format = triton_twin_launch.layers_of(parameters), triton_twin_launch.FORMATS[precision]
+    inputs = empty(ROWS, 60)
+    (first, second, memory), launches = triton_twin_launch.forward_launches(inputs, layers, "elu", format)
+    return launches + triton_twin_launch.backward_launches((first, second), inputs, layers, memory, "elu", format)[1]
+
+
+def cases(hidden_sizes: list[int]) -> Iterator[tuple[str, list[Launch]]]:
+    """Every case with its launches."""
+    for distribution, actions, is_gathered in LOSSES:
+        name = f"{distribution} {actions}{' gathered' if is_gathered else ''}"
+        yield name, loss_launches(distribution, actions, is_gathered)
+    for precision in ("tf32", "bfloat16"):
+        yield f"{precision} {'-'.join(map(str, hidden_sizes))}", twin_launches(hidden_sizes, precision)
 
 
 def main() -> None:
     """Compile for each architecture given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arch", type=int, nargs="+", help="compute capability, as in 90")
+    parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[256, 128, 64])
     args = parser.parse_args()
     active: Any = driver
     writer = csv.writer(sys.stdout)
-    writer.writerow(["triton", "arch", "kernel", "distribution", "actions", "gathered", "registers", "stack_bytes"])
-    number = torch.empty((), device="meta")
+    writer.writerow(["triton", "arch", "case", "kernel", "registers", "stack_bytes", "shared_bytes"])
     for arch in args.arch:
         active.set_active(Target(arch))
-        for distribution, actions in CASES:
-            is_gathered = actions != 21
-            inputs = problem(distribution, actions, is_gathered, torch.bfloat16 if actions == 6 else torch.float32)
-            coefficients = Coefficients(number if is_gathered else 0.2, 0.2, 1.0, number)
-            (total, report), launches = forward_launches(inputs, coefficients)
-            for launch in [*launches, *backward_launches(total, report, inputs, coefficients)[1]]:
-                place = (triton.__version__, arch, launch.kernel.fn.__name__, distribution, actions, is_gathered)
-                writer.writerow([*place, *resources(launch.compile())])
+        for case, launches in cases(args.hidden_sizes):
+            for launch in launches:
+                kernel = launch.compile()
+                place = (triton.__version__, arch, case, launch.kernel.fn.__name__)
+                writer.writerow([*place, *resources(kernel), kernel.metadata.shared])
                 sys.stdout.flush()
 
 
