@@ -1,6 +1,5 @@
 """PPO: credit that is assigned anew by the present critic, schedules, and which loss backend is taken."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +8,12 @@ from fake_env import PPOCase, Script, random_script
 from small_runs import small_config
 from torch import Tensor
 
-from trainer import losses
+from trainer import loop, losses
 from trainer.builder import resolve_loss_backend
 from trainer.config import ConfigError
+from trainer.console import QuietConsole
 from trainer.estimator import Estimate
+from trainer.loop import Trainer
 from trainer.normalize import moments
 from trainer.rollout import Rollout
 
@@ -104,38 +105,38 @@ def test_clip_range_and_entropy_coefficient_follow_their_schedules(schedule: str
     assert float(case.ppo.objective.entropy_coef) == pytest.approx(0.04 * share)
 
 
-def policy_of(choices: tuple[int, ...]) -> Any:
-    return SimpleNamespace(head=SimpleNamespace(choices=choices))
-
-
 @pytest.mark.parametrize(
     ("asked", "device", "choices", "expected"),
     [
-        ("auto", "cpu", (), "torch"),
-        ("auto", "cuda", (), "triton"),
-        ("auto", "cuda", (3,), "triton"),
-        ("auto", "cuda", (3, 2), "torch"),
-        ("torch", "cuda", (), "torch"),
-        ("triton", "cuda", (3,), "triton"),
+        ("auto", "cpu", 0, "torch"),
+        ("auto", "cuda", 0, "triton"),
+        ("auto", "cuda", 1, "triton"),
+        ("auto", "cuda", 2, "torch"),
+        ("torch", "cuda", 0, "torch"),
+        ("triton", "cuda", 1, "triton"),
     ],
 )
 def test_the_loss_is_fused_where_device_and_actions_allow_it(
-    asked: str, device: str, choices: tuple[int, ...], expected: str
+    asked: str, device: str, choices: int, expected: str
 ) -> None:
     config = small_config(f"loss.backend={asked}")
-    assert resolve_loss_backend(config, policy_of(choices), torch.device(device)) == expected
+    assert resolve_loss_backend(config, torch.device(device), choices) == expected
 
 
 @pytest.mark.parametrize(
     ("device", "choices", "reason"),
-    [("cpu", (3,), "needs device=cuda, but this run is on cpu"), ("cuda", (3, 2), "CartPole-v1 chooses 2 at once")],
+    [("cpu", 1, "needs device=cuda, but this run is on cpu"), ("cuda", 2, "CartPole-v1 chooses 2 at once")],
 )
-def test_a_fused_loss_that_cannot_be_is_refused_with_the_cure(
-    device: str, choices: tuple[int, ...], reason: str
-) -> None:
+def test_a_fused_loss_that_cannot_be_is_refused_with_the_cure(device: str, choices: int, reason: str) -> None:
     config = small_config("loss.backend=triton", "env.id=CartPole-v1")
     with pytest.raises(ConfigError, match=f"^loss.backend=triton .*{reason}; use loss.backend=auto$"):
-        resolve_loss_backend(config, policy_of(choices), torch.device(device))
+        resolve_loss_backend(config, torch.device(device), choices)
+
+
+def test_a_fused_loss_on_a_cpu_is_refused_before_an_env_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "make_training_env", None)
+    with pytest.raises(ConfigError, match=r"^loss\.backend=triton needs device=cuda"):
+        Trainer(small_config("loss.backend=triton"), QuietConsole())
 
 
 @pytest.mark.parametrize(

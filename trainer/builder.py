@@ -114,8 +114,8 @@ def graph_obstacle(config: Config) -> str | None:
     return None
 
 
-def resolve_loss_backend(config: Config, policy: ActorCritic, device: torch.device) -> Literal["torch", "triton"]:
-    """The backend that ``loss.backend=auto`` means here.
+def resolve_loss_backend(config: Config, device: torch.device, choices: int = 1) -> Literal["torch", "triton"]:
+    """The backend that ``loss.backend=auto`` means on this device, for actions of so many ``choices`` at once.
 
     Raises:
         ConfigError: ``triton`` was asked for where it cannot run.
@@ -123,8 +123,8 @@ def resolve_loss_backend(config: Config, policy: ActorCritic, device: torch.devi
     obstacle = None
     if device.type != "cuda":
         obstacle = f"needs device=cuda, but this run is on {device.type}"
-    elif len(policy.head.choices) > 1:
-        obstacle = f"takes Box and Discrete actions, but {config.env.id} chooses {len(policy.head.choices)} at once"
+    elif choices > 1:
+        obstacle = f"takes Box and Discrete actions, but {config.env.id} chooses {choices} at once"
     if config.loss.backend == "triton" and obstacle:
         raise ConfigError(f"loss.backend=triton {obstacle}; use loss.backend=auto")
     return "torch" if obstacle or config.loss.backend == "torch" else "triton"
@@ -146,7 +146,7 @@ def _ppo(config: Config, parts: Parts) -> Method:
         graphs = replace(graphs, enabled=False)
     ppo = PPO(
         parts.policy, parts.value_normalizer, partial(estimate, config=config.credit, backend=parts.backend),
-        config.ppo, graphs, resolve_loss_backend(config, parts.policy, parts.device), config.compile,
+        config.ppo, graphs, resolve_loss_backend(config, parts.device, len(parts.policy.head.choices)), config.compile,
     )  # fmt: skip
     return Method(collector, ppo)
 

@@ -11,7 +11,14 @@ from envs.base import VecEnv
 from kernels.operations import Backend
 from trainer import checkpoint, distributed, estimator
 from trainer.algorithm import Parts
-from trainer.builder import make_graphs, make_method, make_policy, make_training_env, resolve_device
+from trainer.builder import (
+    make_graphs,
+    make_method,
+    make_policy,
+    make_training_env,
+    resolve_device,
+    resolve_loss_backend,
+)
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config
 from trainer.console import Console
@@ -35,6 +42,7 @@ class Trainer:
         self.config, self.console = config, console
         self.device = resolve_device(config.device)
         self.backend: Backend = estimator.resolve_backend(config.credit, self.device)
+        resolve_loss_backend(config, self.device)  # refused, if at all, before an env starts
         torch.set_float32_matmul_precision(config.matmul_precision)
         torch.manual_seed(config.seed)  # the same parameters on every rank
         self.env: VecEnv = env or make_training_env(config, self.device)
@@ -100,10 +108,10 @@ class Trainer:
         statistics = self.algorithm.update(rollout, rewards, self.progress)
         with self.clock.phase("log"):
             ended = self.episodes.follow(rollout)
-            statistics["valid_steps"] = distributed.sum_(rollout.valid.sum(dtype=torch.float64))
+            steps = distributed.sum_(rollout.valid.sum())
         self.clock.lap()
         with self.clock.phase("log"):
-            metrics = self._read(rollout, statistics, ended)
+            metrics = self._read(rollout, statistics, steps, ended)
         self.is_whole = True
         return metrics
 
@@ -117,14 +125,15 @@ class Trainer:
                 rewards = self.reward_normalizer(rewards, rollout.terminated, rollout.truncated, rollout.valid)
         return rewards
 
-    def _read(self, rollout: Rollout, statistics: dict[str, torch.Tensor], ended: Ended) -> dict[str, Any]:
+    def _read(
+        self, rollout: Rollout, statistics: dict[str, torch.Tensor], valid: torch.Tensor, ended: Ended
+    ) -> dict[str, Any]:
         """Read what the device accumulated, and count: the update's only waits that no engine asks for."""
-        values = torch.stack([tensor.double() for tensor in statistics.values()]).tolist()
-        numbers = dict(zip(statistics, values, strict=True))
+        numbers = dict(zip(statistics, torch.stack(list(statistics.values())).tolist(), strict=True))
+        steps = int(valid)
         times, of_source = self.source.explain(self.clock.read())
         self.episodes.record(ended)
         shares = phase_shares(times)
-        steps = int(numbers.pop("valid_steps"))
         self.update += 1
         self.env_steps += steps
         self.seconds += times["total"] / 1e3
