@@ -15,9 +15,9 @@ from yaml import YAMLError
 
 from trainer.config import Config, ConfigError
 from trainer.report import engine_name
-from trainer.schema import CONFIG_FOLDER, compose_config, one_line
+from trainer.schema import compose_config, one_line
 
-PRESETS = CONFIG_FOLDER / "amdahl"
+PRESETS = Path(__file__).resolve().parent / "amdahl_presets"
 #: Parts of an update that a comparison can make faster: the phases of the clock that are together a part's share.
 PARTS: dict[str, tuple[str, ...]] = {
     "credit": ("credit",),
@@ -50,7 +50,7 @@ class Cells:
 
 @dataclass
 class Preset:
-    """A file under ``configs/amdahl``."""
+    """A file under ``scripts/amdahl_presets``."""
 
     comparisons: dict[str, Comparison]
     cells: list[Cells]
@@ -71,6 +71,7 @@ class Labels:
     hidden: str
     epochs: int
     minibatches: int
+    recompute: str
 
     @classmethod
     def of(cls, compare: str, config: Config) -> Labels:
@@ -85,6 +86,7 @@ class Labels:
             hidden="-".join(map(str, config.policy.hidden_sizes)),
             epochs=config.ppo.update_epochs,
             minibatches=config.ppo.num_minibatches,
+            recompute=config.ppo.recompute_advantages,
         )
 
 
@@ -131,7 +133,7 @@ def read_preset(name: str) -> Preset:
     path = PRESETS / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in PRESETS.glob("*.yaml")))
-        raise ConfigError(f"preset={name}: there is no such preset under configs/amdahl: {known}")
+        raise ConfigError(f"preset={name}: there is no such preset under scripts/amdahl_presets: {known}")
     return parse_preset(path)
 
 

@@ -18,23 +18,25 @@ from torch import Tensor
 
 from envs.base import VecEnv
 from scripts.amdahl_cells import Cell, Variant
-from trainer.builder import make_env, resolve_device
+from trainer.builder import make_training_env, resolve_device
 from trainer.config import Config
 from trainer.console import QuietConsole
 from trainer.loop import Trainer
 from trainer.probe import compare_credit, estimator_of, synchronize
 from trainer.rollout import Rollout
+from trainer.timing import PHASES
 
 MIN_ROUNDS, MAX_ROUNDS = 5, 60
 #: Rounds between two timings of the parts alone.
-PARTS_INTERVAL = 4
+PARTS_INTERVAL = 2
 
 
 class Sample(NamedTuple):
     """One update."""
 
     wall_ms: float  #: by the host's clock, from an idle device to an idle device
-    phases_ms: dict[str, float]  #: by the run's clock; without parts of ``update``
+    phases_ms: dict[str, float]  #: by the run's clock, and their ``total``
+    clock_ms: float  #: what timing them took: their number times the cost of an empty one
 
 
 @dataclass
@@ -55,8 +57,8 @@ class Run:
         clock.lap()
         logging = clock.read()  # reading the update's figures, which a run counts in the next update
         wall_ms = (time.perf_counter() - start) * 1e3
-        totals = {name: metrics[f"time/{name}_ms"] + ms for name, ms in logging.items() if f"time/{name}_ms" in metrics}
-        return Sample(wall_ms, totals)
+        phases = {name: metrics[f"time/{name}_ms"] + logging[name] for name in (*PHASES, "total")}
+        return Sample(wall_ms, phases, metrics["time/clock_ms"] + clock.cost_ms)
 
     def take_turn(self, updates: int, skipped: int, seed: int) -> None:
         """Make some updates and keep what they took, without the first ``skipped``; equal seeds draw equal numbers."""
@@ -135,14 +137,14 @@ class EnvShelf:
 
     def take(self, config: Config, index: int) -> VecEnv:
         """The env of a cell's run, as new; those of other settings are closed."""
-        key = (config.env, config.num_envs, config.seed, config.device)
+        key = (config.algo, config.env, config.num_envs, config.seed, config.device)
         if key != self._key:
             self.close()
             self._key = key
         if index < len(self._envs):
             self._envs[index].reseed(0)
         else:
-            self._envs.append(make_env(config.env, config.num_envs, resolve_device(config.device), config.seed))
+            self._envs.append(make_training_env(config, resolve_device(config.device)))
         return self._envs[index]
 
     def close(self) -> None:

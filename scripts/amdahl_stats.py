@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts.amdahl_cells import PARTS, Cell, Labels
-from scripts.amdahl_measure import Measured, PartTimes, Run
+from scripts.amdahl_measure import Measured, PartTimes, Run, Sample
 from trainer.probe import amdahl
 from trainer.timing import PHASES
 
@@ -53,6 +53,7 @@ class Row(Labels):
     speedup: float = math.nan  #: s: of these parts alone, from this run to the candidate
     predicted: float = math.nan  #: ``1 / ((1 - p) + p / s)``
     rest: float = math.nan  #: time outside these parts by that of the candidate; 1 if nothing else differs
+    clock_share: float = math.nan  #: number of phases times the cost of an empty one, by ``total_ms``
     clock: float = math.nan  #: total_ms by that of the same run without phase clock
     clock_low: float = math.nan
     clock_high: float = math.nan
@@ -113,16 +114,19 @@ def ratio(a: Times, b: Times) -> Interval:
     return Interval(float(np.median(a) / np.median(b)), float(low), float(high))
 
 
+def _mean_of(run: Run, figure: Callable[[Sample], float]) -> Times:
+    """``[R]``: a figure of an update, the mean of each round."""
+    return np.array([statistics.fmean(map(figure, samples)) for samples in run.rounds])
+
+
 def _walls(run: Run) -> Times:
     """``[R]``: milliseconds per update in each round."""
-    return np.array([statistics.fmean(sample.wall_ms for sample in samples) for samples in run.rounds])
+    return _mean_of(run, lambda sample: sample.wall_ms)
 
 
 def _phases(run: Run, *names: str) -> Times:
     """``[R]``: milliseconds per update of these phases together."""
-    return np.array(
-        [statistics.fmean(sum(s.phases_ms[name] for name in names) for s in samples) for samples in run.rounds]
-    )
+    return _mean_of(run, lambda sample: sum(sample.phases_ms[name] for name in names))
 
 
 def _common(cell: Cell, run: Run) -> dict[str, Any]:
@@ -136,6 +140,7 @@ def _common(cell: Cell, run: Run) -> dict[str, Any]:
         "total_ms": float(np.median(walls)),
         "closure": float(np.median(total / walls)),
         "named": float(np.median((total - _phases(run, "other")) / walls)),
+        "clock_share": float(np.median(_mean_of(run, lambda sample: sample.clock_ms) / walls)),
         **{f"{name}_ms": float(np.median(_phases(run, name))) for name in PHASES},
     }
 

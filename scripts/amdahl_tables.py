@@ -18,8 +18,10 @@ CLOSURE, CLOCK = 0.98, 0.01
 def title(labels: Labels) -> str:
     """A cell's name: env, engine, envs x steps, network, algorithm with its passes, what is compared."""
     algorithm = f"ppo {labels.epochs}x{labels.minibatches}" if labels.algo == "ppo" else labels.algo
-    name = f"{labels.env} {labels.engine} {labels.num_envs}x{labels.rollout_length}, {labels.hidden}, {algorithm}"
-    return name if labels.compare == "credit" else f"{name}, {labels.compare}"
+    anew = f", credit per {labels.recompute}" if labels.recompute != "rollout" else ""
+    what = f", {labels.compare}" if labels.compare != "credit" else ""
+    shape = f"{labels.num_envs}x{labels.rollout_length}"
+    return f"{labels.env} {labels.engine} {shape}, {labels.hidden}, {algorithm}{anew}{what}"
 
 
 def cells_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -96,11 +98,16 @@ def closing_lines(rows: Sequence[Row]) -> list[str]:
             f"closure: the phases sum to at least {lowest.closure:.2%} of the wall time; without `other` to at least "
             f"{open_.named:.2%} ({title(open_)}: {open_.variant}), in {closed} of {len(runs)} runs to {CLOSURE:.0%}",
         ]
-    if clocks:
-        dearest = max(clocks, key=lambda row: row.clock)
+        dearest = max(runs, key=lambda row: row.clock_share)
         lines += [
-            f"clock: timing the phases costs {statistics.median(row.clock for row in clocks) - 1:+.2%} (median of "
-            f"{len(clocks)} cells), at most {dearest.clock - 1:+.2%} ({dearest.clock_low - 1:+.2%} to "
-            f"{dearest.clock_high - 1:+.2%}; {title(dearest)})",
+            f"clock: the number of phases times the cost of an empty one is at most {dearest.clock_share:.2%} of the "
+            f"update ({title(dearest)}: {dearest.variant})",
+        ]
+    if clocks:
+        slowed = max(clocks, key=lambda row: row.clock)
+        lines += [
+            f"clock on by clock off: {statistics.median(row.clock for row in clocks) - 1:+.2%} (median of "
+            f"{len(clocks)} cells), at most {slowed.clock - 1:+.2%} ({slowed.clock_low - 1:+.2%} to "
+            f"{slowed.clock_high - 1:+.2%}; {title(slowed)})",
         ]
     return lines + [f"not measured: {title(row)}: {row.note}" for row in rows if not row.rounds]

@@ -70,7 +70,7 @@ def made_up(parts: Sequence[str] = ("credit",), rounds: int = 9, noise: float = 
         for name, kind in (("slow", slow), ("fast", phases)):
             scaled = {phase: ms * factor for phase, ms in kind.items()}
             total = sum(scaled.values())
-            runs[name].rounds.append([Sample(total, {**scaled, "total": total})])
+            runs[name].rounds.append([Sample(total, {**scaled, "total": total}, total / 500)])
     return Measured(cell, runs, {"slow": [{part: PartTimes(4.0, 1.0) for part in parts}] * 3})
 
 
@@ -115,6 +115,7 @@ def test_where_only_the_parts_differ_the_prediction_is_the_measured_ratio(parts:
     assert slow.error == pytest.approx(0.0, abs=1e-9)
     assert (slow.rounds, slow.closure) == (9, pytest.approx(1.0))
     assert slow.named == pytest.approx(1 - 1 / (whole + 3 * part))
+    assert slow.clock_share == pytest.approx(1 / 500)
     assert not slow.is_noise and slow.is_pair and not fast.is_pair
 
 
@@ -134,7 +135,8 @@ def test_verdicts_and_closing_lines_say_what_is_noise_what_was_missed_and_what_i
     text = "\n".join(closing_lines(rows))
     assert "prediction: 2 of 2 pairs within 3% (100%)" in text
     assert "noise: 1 of 2 pairs" in text
-    assert "clock: timing the phases costs +0.40%" in text
+    assert "an empty one is at most 0.20% of the update" in text
+    assert "clock on by clock off: +0.40%" in text
     assert "not measured: <b>& envpool 8x8" in text and "400 of 400 s were spent" in text
     wrong = [replace(rows[0], predicted=rows[0].measured * 1.05)]
     assert missed(wrong) == wrong
@@ -261,7 +263,7 @@ def test_a_run_without_clock_has_no_phases_and_one_with_it_accounts_for_its_time
     for row in rows_of(measured):
         assert 0.95 < row.closure <= 1.0 + 1e-3
         assert row.total_ms > 0
-    assert [len(times) for times in measured.parts.values()] == [2], "of five rounds, the first and the fifth"
+    assert [len(times) for times in measured.parts.values()] == [3], "of five rounds, every second one"
 
 
 def test_envs_are_used_again_by_runs_of_the_same_place_and_closed_for_others():
@@ -307,7 +309,7 @@ def test_a_cell_that_fails_or_finds_no_time_is_listed_and_the_others_are_measure
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["preset=none"], "preset=none: there is no such preset under configs/amdahl: tiny"),
+        (["preset=none"], "preset=none: there is no such preset under scripts/amdahl_presets: tiny"),
         (["preste=tiny"], "did you mean preset?"),
         (["preset=tiny", "only=nothing"], "only=nothing: no cell"),
         (["preset=tiny", "device=gpu"], "device=gpu is not one of"),
@@ -327,7 +329,9 @@ def test_the_smoke_preset_makes_the_whole_report_in_under_a_minute(tmp_path: Pat
     command = [sys.executable, "scripts/amdahl.py", "preset=smoke", "device=cpu", f"out={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in ("prediction:", "noise:", "closure:", "clock:"))
+    assert all(
+        name in done.stdout for name in ("prediction:", "noise:", "closure:", "clock:", "clock on by clock off:")
+    )
     parsed = Page((tmp_path / "amdahl.html").read_text())
     assert tuple(parsed.texts)[1:] == PANELS
     with (tmp_path / "amdahl.csv").open() as file:

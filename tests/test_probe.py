@@ -138,9 +138,16 @@ def test_every_row_has_the_share_of_every_phase_and_they_sum_to_one(tmp_path: Pa
         assert all(row[f"share/{phase}"] == pytest.approx(row[f"time/{phase}_ms"] / own) for phase in PHASES)
 
 
-def test_an_interval_below_one_is_refused_by_its_name():
-    with pytest.raises(ConfigError, match=r"^credit\.probe_interval=0 "):
-        small_config("credit.probe_interval=0")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["credit.probe_interval=0"], r"^credit\.probe_interval=0 "),
+        (["algo=impala", "credit.estimator=retrace", "credit.probe=true"], r"^credit\.probe=true .*retrace"),
+    ],
+)
+def test_what_cannot_be_probed_is_refused_by_its_name(settings: list[str], said: str):
+    with pytest.raises(ConfigError, match=said):
+        small_config(*settings)
 
 
 @pytest.mark.gpu
