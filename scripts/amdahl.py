@@ -5,9 +5,9 @@
     python scripts/amdahl.py preset=h200 only=Ant     # cells whose name has this text
     python scripts/amdahl.py report=docs/results/amdahl.csv   # the page anew from the newest rows of a table
 
-A preset is a file under ``scripts/amdahl_presets``. The variants of a cell (credit backends, loss backends, CUDA graphs on and
-off) train in one process in turns. Appends to ``<out>/amdahl.csv`` and writes ``<out>/amdahl.html``, which needs no
-network. Exit status: 0, or 1 where something is refused or no cell could be measured.
+A preset is a file under ``scripts/amdahl_presets``. The variants of a cell (credit backends, loss backends, CUDA graphs
+on and off) train in one process in turns. Appends to ``<out>/amdahl.csv`` and writes ``<out>/amdahl.html``, which needs
+no network. Exit status: 0, or 1 where something is refused or no cell could be measured.
 """
 
 from __future__ import annotations
