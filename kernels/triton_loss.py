@@ -22,10 +22,11 @@ HALF_LOG_2PI = tl.constexpr(0.9189385332046727)
 @triton.jit
 def number(x):
     """A coefficient: a float, or what a scalar tensor holds now."""
-    value = tl.to_tensor(x)
-    if value.dtype.is_ptr():
-        value = tl.load(value)
-    return value.to(tl.float32)
+    value = x
+    if not isinstance(x, float):  # which it is in the interpreter only
+        if x.dtype.is_ptr():
+            value = tl.load(x).to(tl.float32)
+    return value
 
 
 @triton.jit
