@@ -17,7 +17,7 @@ from trainer.config import CreditConfig, PolicyConfig, PPOConfig
 from trainer.estimator import Estimate, Estimator, estimate
 from trainer.graphs import Graphs
 from trainer.normalize import ObservationNormalizer, ValueNormalizer, moments
-from trainer.policy import Action, ActorCritic, Evaluation
+from trainer.policy import Action, ActorCritic, Outputs
 from trainer.ppo import PPO
 from trainer.rollout import Rollout
 
@@ -153,10 +153,10 @@ class WatchedPolicy(ActorCritic):
         super().__init__(*spaces_and_config)
         self.watchers: list[Callable[[Tensor], None]] = []
 
-    def evaluate(self, observations: Tensor, *rest: Tensor | None) -> Evaluation:
+    def outputs(self, observations: Tensor, *rest: Tensor | None) -> Outputs:
         for watch in self.watchers:
             watch(observations)
-        return super().evaluate(observations, *rest)
+        return super().outputs(observations, *rest)
 
 
 class PPOCase:

@@ -145,10 +145,15 @@ class ActorPool:
         for actor in self._actors:
             actor.restart()
 
-    def resume_from(self, observations: Tensor) -> None:
+    def resume_from(self, observations: Tensor, state: dict[str, Tensor]) -> None:
         """Go on from envs whose state was restored, with the observations ``[num_envs, ...]`` that they returned."""
         for actor, columns in zip(self._actors, self._pools, strict=True):
-            actor.collector.resume_from(observations[columns])
+            actor.collector.resume_from(observations[columns], {name: tensor[columns] for name, tensor in state.items()})
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the actors' next windows depend on beside their envs and the policy."""
+        states = [actor.collector.state_dict() for actor in self._actors]
+        return {name: torch.cat([state[name] for state in states]) for name in states[0]}
 
     def close(self) -> None:
         """End the threads, each after the window that it collects; calling it twice is fine."""

@@ -46,8 +46,13 @@ class Source(Protocol):
         """Start every env anew, after the env was re-seeded."""
         ...
 
-    def resume_from(self, observations: Tensor) -> None:
-        """Go on from an env whose state was restored, with the observations that it returned."""
+    def resume_from(self, observations: Tensor, state: dict[str, Tensor]) -> None:
+        """Go on from an env whose state was restored, with the observations that it returned and what `state_dict` of
+        that time gave."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the next window depends on beside the env and the policy."""
         ...
 
     def explain(self, times: dict[str, float]) -> tuple[dict[str, float], dict[str, Any]]:

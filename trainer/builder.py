@@ -109,8 +109,11 @@ def graph_obstacle(config: Config) -> str | None:
     """Why minibatch steps cannot be captured in a CUDA graph, or None."""
     if distributed.world_size() > 1:
         return "ranks sum gradients inside the step"
-    if config.steps_per_rollout % config.ppo.num_minibatches:
-        return f"ppo.num_minibatches={config.ppo.num_minibatches} does not divide the {config.steps_per_rollout} rows"
+    units, kind = (
+        (config.num_envs, "envs") if config.policy.core != "none" else (config.steps_per_rollout, "rows")
+    )
+    if units % config.ppo.num_minibatches:
+        return f"ppo.num_minibatches={config.ppo.num_minibatches} does not divide the {units} {kind}"
     return None
 
 

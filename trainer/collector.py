@@ -45,8 +45,9 @@ class Collector:
         self._actions = torch.zeros(
             env.num_envs, *policy.action_shape, dtype=policy.action_dtype, device=env.device
         )  #: what the env is sent
+        self._state = policy.initial_state(env.num_envs)  #: the memory with which it sees them
         self._rows = torch.zeros(len(env.pools), 1, dtype=torch.int64, device=env.device)  #: each pool's row, t
-        self._act: Callable[[Tensor], Action] = torch.compile(policy.act) if compile_policy else policy.act
+        self._act: Callable[..., Action] = torch.compile(policy.act) if compile_policy else policy.act
         pools = range(len(env.pools))
         self._choose = [graphs.step("the policy step", Part("inference", partial(self._choose_in, p))) for p in pools]
         engine = f"env.engine={env.engine}"
@@ -71,6 +72,7 @@ class Collector:
             policy.action_shape,
             policy.action_dtype,
             env.device,
+            policy.state_size,
         )
 
     @property
@@ -87,12 +89,19 @@ class Collector:
 
     def restart(self) -> None:
         """Start every env anew."""
-        self.resume_from(self.env.reset())
+        self._observations.copy_(self.env.reset())
         self._ended.zero_()
+        self._state.zero_()
 
-    def resume_from(self, observations: Tensor) -> None:
+    def resume_from(self, observations: Tensor, state: dict[str, Tensor]) -> None:
         """Go on from an env whose state was restored, with the observations that it returned."""
         self._observations.copy_(observations)
+        for name, tensor in state.items():
+            self.state_dict()[name].copy_(tensor)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the next window depends on beside the env and the policy."""
+        return {"ended": self._ended, "core_state": self._state}
 
     def explain(self, times: dict[str, float]) -> tuple[dict[str, float], dict[str, Any]]:
         """One thread: every phase is on the critical path."""
@@ -108,6 +117,7 @@ class Collector:
         Its observations come back normalized, and the normalizer has learned from the raw ones.
         """
         self._rows.zero_()
+        self.rollout.core_state[0] = self._state
         for t in range(self.rollout.length):
             for pool in range(len(self.env.pools)):
                 if t > 0:
@@ -123,7 +133,7 @@ class Collector:
         """Choose a pool's actions for its row, record them, and bring them into the env's bounds."""
         columns, rollout, row = self.env.pools[pool], self._pools[pool], self._rows[pool]
         observations = self._observations[columns]
-        action = self._act(self._normalized(observations))
+        action = self._act(self._normalized(observations), *self._memory(columns))
         _write(rollout.observations, row, observations)
         _write(rollout.actions, row, action.actions)
         _write(rollout.log_probs, row, action.log_probs)
@@ -131,6 +141,12 @@ class Collector:
         # a filler row's action is ignored, but where the final observation is NaN it must not be NaN to be sent
         ended = self._ended[columns].view(-1, *(1,) * len(self.policy.action_shape))
         self._actions[columns] = self.action_map(torch.where(ended, 0, action.actions))
+        if action.state is not None:
+            self._state[columns] = action.state
+
+    def _memory(self, columns: slice) -> tuple[Tensor, Tensor] | tuple[()]:
+        """What enters a row beside its observations: the memory, and where the row does not end it."""
+        return (self._state[columns], ~self._ended[columns]) if self.policy.state_size else ()
 
     def _send_to(self, pool: int) -> None:
         self.env.send(pool, self._actions[self.env.pools[pool]])
@@ -163,7 +179,7 @@ class Collector:
     def _evaluate_last(self) -> None:
         """The values after the last row, and all of them in units of the reward."""
         values = self.rollout.values
-        values[-1] = self.policy.value(self.rollout.observations[-1])
+        values[-1] = self.policy.value(self.rollout.observations[-1], self._state)
         if self.value_normalizer is not None:
             values.copy_(self.value_normalizer.denormalize(values))
 

@@ -27,15 +27,18 @@ class Agent(NamedTuple):
     action_map: ActionMap
 
     @torch.no_grad()
-    def act(self, observations: torch.Tensor, deterministic: bool, playing: torch.Tensor | None = None) -> torch.Tensor:
-        """Actions within the env's bounds for ``[batch, *observation_shape]``; raw 0 in rows that are not ``playing``,
-        whose observations may be NaN."""
+    def act(
+        self, observations: torch.Tensor, state: torch.Tensor, deterministic: bool, playing: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions within the env's bounds for ``[batch, *observation_shape]``, and the memory that comes after
+        ``state``; raw 0 in rows that are not ``playing``, whose observations may be NaN."""
         if self.normalizer is not None:
             observations = self.normalizer(observations)
-        actions = self.policy.act(observations, deterministic=deterministic).actions
+        action = self.policy.act(observations, state, deterministic=deterministic)
+        actions = action.actions
         if playing is not None:
             actions = torch.where(playing.view(-1, *(1,) * (actions.dim() - 1)), actions, 0)
-        return self.action_map(actions)
+        return self.action_map(actions), state if action.state is None else action.state
 
 
 class Episodes(NamedTuple):
@@ -97,12 +100,13 @@ def evaluate(
     env = make_env(dataclasses.replace(config.env, pools=1, training_options={}), episodes, device, seed)
     try:
         agent = make_agent(config, state, env.single_observation_space, env.single_action_space, device)
-        observations = env.reset()
+        observations, memory = env.reset(), agent.policy.initial_state(episodes)
         returns = torch.zeros(episodes, dtype=torch.float64, device=device)
         lengths = torch.zeros(episodes, dtype=torch.int64, device=device)
         playing = torch.ones(episodes, dtype=torch.bool, device=device)
         while playing.any():
-            step = env.step(agent.act(observations, deterministic, playing))
+            actions, memory = agent.act(observations, memory, deterministic, playing)
+            step = env.step(actions)
             returns += torch.where(playing, step.rewards.double(), 0.0)
             lengths += playing
             playing = playing & ~(step.terminated | step.truncated)

@@ -205,6 +205,7 @@ class Trainer:
             },
             "rng": checkpoint.rng_state(self.device),
             "env": self.env.state_dict(),
+            "source": self.source.state_dict(),
             "env_id": self.env.id,
             "config": to_yaml(self.config),
         }
@@ -240,7 +241,7 @@ class Trainer:
         for name, value in state["counters"].items():
             setattr(self, name, value)
         if state["env"] is not None and distributed.world_size() == 1:
-            self.source.resume_from(self.env.load_state_dict(state["env"]))
+            self.source.resume_from(self.env.load_state_dict(state["env"]), state.get("source", {}))
         else:
             self.start_envs_anew()
         if distributed.rank() == 0:

@@ -28,6 +28,7 @@ class Window(NamedTuple):
     terminated: Tensor  #: ``[T, n]`` bool
     truncated: Tensor  #: ``[T, n]`` bool
     valid: Tensor  #: ``[T, n]`` bool
+    core_state: Tensor  #: ``[n, state_size]``, the memory that enters row 0
 
 
 class Present(NamedTuple):
@@ -82,7 +83,7 @@ class VTraceEstimator:
     def __call__(self, window: Window) -> tuple[Present, Callable[[], OffPolicyCredit]]:
         """Evaluate; the credit is that of `kernels.vtrace`."""
         head = self._policy.head
-        outputs = self._policy.outputs(window.observations)
+        outputs = self._policy.outputs(window.observations, window.core_state, window.valid)
         distribution = head.distribution(outputs.policy_outputs[:-1], outputs.log_std)
         present = Present(distribution.log_prob(head.flat(window.actions)), distribution.entropy(), outputs.values[:-1])
         return present, lambda: self._credit(window, present.log_probs.detach(), outputs.values.detach())
@@ -110,7 +111,7 @@ class RetraceEstimator:
 
     def __call__(self, window: Window) -> tuple[Present, Callable[[], OffPolicyCredit]]:
         """Evaluate; the credit is that of `kernels.retrace_categorical`."""
-        outputs = self._policy.q_outputs(window.observations)
+        outputs = self._policy.q_outputs(window.observations, window.core_state, window.valid)
         log_probs, actions = outputs.logits.log_softmax(-1), window.actions[..., None]
         present = Present(
             log_probs[:-1].gather(-1, actions).squeeze(-1),

@@ -21,7 +21,7 @@ class Action(NamedTuple):
     actions: Tensor  #: ``[batch, *action_shape]``, raw
     log_probs: Tensor  #: ``[batch]`` float32, of the raw actions
     values: Tensor  #: ``[batch]`` float32, in the critic's units
-    state: Tensor | None  #: ``[batch, state_size]`` float32, the memory that enters the next row; None without a core
+    state: Tensor | None  #: ``[batch, state_size]`` float32, the memory that enters the next row, as in `Outputs`
 
 
 class Evaluation(NamedTuple):
@@ -38,7 +38,7 @@ class Outputs(NamedTuple):
     policy_outputs: Tensor  #: ``[*batch, outputs]`` float32: means of continuous actions, or logits
     log_std: Tensor | None  #: ``[outputs]`` float32 within its bounds, for continuous actions
     values: Tensor  #: ``[*batch]`` float32, in the critic's units
-    state: Tensor | None  #: ``[batch, state_size]`` float32, the memory after the last row; None without a core
+    state: Tensor | None  #: ``[batch, state_size]`` float32, the memory after the last row; without a core, as given
 
 
 class ActorCritic(nn.Module):
@@ -88,9 +88,14 @@ class ActorCritic(nn.Module):
             raise TypeError("the critic ends in a linear layer")
         return head
 
-    def initial_state(self, num_envs: int) -> Tensor | None:
-        """``[num_envs, state_size]``: the empty memory of an episode's first row; None without a core."""
-        return None if self.core is None else self.value_head.weight.new_zeros(num_envs, self.core.state_size)
+    @property
+    def state_size(self) -> int:
+        """Numbers of memory per env, 0 without a core."""
+        return self.core.state_size if self.core else 0
+
+    def initial_state(self, num_envs: int) -> Tensor:
+        """``[num_envs, state_size]``: the empty memory with which an episode's first row is seen."""
+        return self.value_head.weight.new_zeros(num_envs, self.state_size)
 
     def outputs(self, observations: Tensor, state: Tensor | None = None, valid: Tensor | None = None) -> Outputs:
         """Actor and critic over the same features, which are computed once."""
@@ -146,7 +151,7 @@ class ActorCritic(nn.Module):
         with self._autocast(observations.device):
             features = self.torso(observations.flatten(0, len(batch) - 1)).float().view(*batch, self.torso.features)
         if self.core is None:
-            return features, None
+            return features, state
         if state is None:
             raise ValueError("a policy with a core needs the state that enters the first row: initial_state(num_envs)")
         if len(batch) > 1:

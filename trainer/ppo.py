@@ -44,7 +44,8 @@ class PPO:
     """Clipped-surrogate updates; nothing in it reads the device from the host.
 
     Advantages are normalized over all valid rows of the rollout (population standard deviation, over all ranks). Every
-    row of the rollout is in exactly one minibatch per epoch; minibatch sizes differ by one at most. A minibatch whose
+    row of the rollout is in exactly one minibatch per epoch; minibatch sizes differ by one at most. With a recurrent
+    core a minibatch is made of whole windows of envs, each from the memory that it was collected with. A minibatch whose
     loss or gradient is not finite is not applied, nor is any that follows it in the same update; the optimizer's step
     count stays, too.
 
@@ -125,12 +126,12 @@ class PPO:
         with self._clock.phase("update"):
             self._bind(rollout, estimate)
             self._begin()
-            for number, indices in enumerate(self._minibatches()):
+            for number, units in enumerate(self._minibatches()):
                 if number and self._credit_is_stale(number):
                     self._value_anew()
                     self._keep(self._assign_credit(rollout, rewards))
                     self._reload_credit()
-                self._take(indices)
+                self._take(units)
                 self._descend()
             self._end()
             return dict(zip(_RESULTS, self._results.clone().unbind(), strict=True))
@@ -153,11 +154,11 @@ class PPO:
         if getattr(self, "_rollout", None) is not rollout:
             self._rollout, self._batch = rollout, Batch.of(rollout)
             self._estimate = Estimate(*map(torch.empty_like, estimate))
-            rows = rollout.rewards.numel()
+            units = self._batch.num_units
             self._orders = torch.empty(
-                self.config.update_epochs, rows, dtype=torch.int64, device=self.learning_rate.device
+                self.config.update_epochs, units, dtype=torch.int64, device=self.learning_rate.device
             )
-            self._indices = self._orders.new_empty(rows // self.config.num_minibatches)
+            self._units = self._orders.new_empty(units // self.config.num_minibatches)
             for step in self._steps:
                 step.reset()
         self._keep(estimate)
@@ -167,7 +168,7 @@ class PPO:
             kept.copy_(tensor)
 
     def _minibatches(self) -> Iterator[Tensor]:
-        """The rows of every minibatch of the update."""
+        """The units (`Batch.rows_of`) of every minibatch of the update."""
         for order in self._orders:
             yield from order.tensor_split(self.config.num_minibatches)
 
@@ -176,14 +177,14 @@ class PPO:
         epoch_begins = number % self.config.num_minibatches == 0
         return {"rollout": False, "epoch": epoch_begins, "minibatch": True}[self.config.recompute_advantages]
 
-    def _take(self, indices: Tensor) -> None:
-        if len(indices) == len(self._indices):
-            self._indices.copy_(indices)
+    def _take(self, units: Tensor) -> None:
+        if len(units) == len(self._units):
+            self._units.copy_(units)
         else:  # sizes differ: no graph was promised the same memory
-            self._indices = indices.clone()
+            self._units = units.clone()
 
     def _prepare(self) -> None:
-        """The whole rollout as one flat batch in the critic's units, and the order of its rows in every epoch."""
+        """The whole rollout as one flat batch in the critic's units, and the order of its parts in every epoch."""
         rollout, estimate = self._rollout, self._estimate
         for total in self._totals:
             total.zero_()
@@ -211,13 +212,14 @@ class PPO:
     def _evaluate_rollout(self) -> None:
         """The rollout's values by the present critic, in units of the reward."""
         rollout = self._rollout
-        values = self.policy.value(rollout.observations.flatten(0, 1)).view_as(rollout.values)
+        values = self.policy.value(rollout.observations, rollout.core_state[0], rollout.valid)
         rollout.values.copy_(values if self.value_normalizer is None else self.value_normalizer.denormalize(values))
 
     def _forward(self) -> None:
-        valid = self._batch.valid.index_select(0, self._indices)
+        rows = self._batch.rows_of(self._units)
+        valid = self._batch.valid.index_select(0, rows)
         count = distributed.sum_(valid.sum(dtype=torch.float32))
-        self._step = _Step(*self._solve(self._batch, self._indices, valid, count), count)
+        self._step = _Step(*self._solve(self._batch, rows, valid, count), count)
 
     def _backward(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

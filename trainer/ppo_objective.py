@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels import ppo_loss
 from trainer import losses
 from trainer.config import PPOConfig
-from trainer.policy import ActorCritic
+from trainer.policy import ActorCritic, Outputs
 from trainer.rollout import Rollout
 
 #: What an objective reports, in this order; each sums over ranks.
@@ -27,6 +27,7 @@ class Batch(NamedTuple):
     values: Tensor  #: ``[rows]``, of the critic that collected, in the present critic's units
     advantages: Tensor  #: ``[rows]``, normalized
     value_targets: Tensor  #: ``[rows]``, in the critic's units
+    core_state: Tensor  #: ``[envs, state_size]``, the memory that enters row 0 of each env
 
     @classmethod
     def of(cls, rollout: Rollout) -> Batch:
@@ -37,7 +38,24 @@ class Batch(NamedTuple):
 
         shared = (rollout.observations[:-1], rollout.actions, rollout.log_probs, rollout.valid)
         assigned = torch.zeros(3, rollout.rewards.numel(), device=rollout.rewards.device)
-        return cls(*map(flat, shared), *assigned.unbind())
+        return cls(*map(flat, shared), *assigned.unbind(), rollout.core_state[0])
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether the rows of an env must be evaluated in their order."""
+        return self.core_state.shape[1] > 0
+
+    @property
+    def num_units(self) -> int:
+        """Parts that a minibatch may be made of: rows or, where they are sequential, envs."""
+        return len(self.core_state if self.is_sequential else self.valid)
+
+    def rows_of(self, units: Tensor) -> Tensor:
+        """The rows of these units, time first: row 0 of all its envs begins a minibatch."""
+        if not self.is_sequential:
+            return units
+        starts = torch.arange(0, len(self.valid), len(self.core_state), device=units.device)
+        return (starts[:, None] + units).flatten()
 
 
 class Objective:
@@ -61,7 +79,7 @@ class Objective:
 
         Args:
             batch: the whole rollout.
-            indices: ``[minibatch]`` int64, rows of the batch.
+            indices: ``[minibatch]`` int64, rows of the batch, as `Batch.rows_of` orders them.
             valid: ``[minibatch]`` bool, their flags.
             count: scalar, what sums are divided by: valid rows of the minibatch, over all ranks.
         """
@@ -77,10 +95,14 @@ class Objective:
             tensor.index_select(0, indices)
             for tensor in (batch.log_probs, batch.values, batch.advantages, batch.value_targets)
         )
-        present = self._policy.evaluate(observations, _cleared(batch.actions.index_select(0, indices), valid))
-        surrogate = losses.clipped_surrogate(present.log_probs, log_probs, advantages, valid, count, self.clip_range)
+        actions = self._policy.head.flat(_cleared(batch.actions.index_select(0, indices), valid))
+        present = self._outputs(batch, observations, indices, valid)
+        distribution = self._policy.head.distribution(present.policy_outputs, present.log_std)
+        surrogate = losses.clipped_surrogate(
+            distribution.log_prob(actions), log_probs, advantages, valid, count, self.clip_range
+        )
         value = losses.value_loss(present.values, values, targets, valid, count, config.value_clip_range)
-        entropy = losses.entropy_bonus(present.entropies, valid, count)
+        entropy = losses.entropy_bonus(distribution.entropy(), valid, count)
         total = surrogate.loss + config.value_coef * value - self.entropy_coef * entropy
         report = [surrogate.approx_kl, surrogate.clip_fraction, total, surrogate.loss, value, entropy]
         return total, torch.stack(report).detach()
@@ -88,7 +110,7 @@ class Objective:
     def _fused(
         self, batch: Batch, observations: Tensor, indices: Tensor, valid: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        config, present = self._config, self._policy.outputs(observations)
+        config, present = self._config, self._outputs(batch, observations, indices, valid)
         loss = ppo_loss(
             present.policy_outputs, present.values, self._policy.head.flat(batch.actions), batch.log_probs,
             batch.advantages, batch.value_targets, batch.values, batch.valid,
@@ -97,6 +119,15 @@ class Objective:
             backend="triton",
         )  # fmt: skip
         return loss.total, loss.report[: len(REPORTED)]
+
+    def _outputs(self, batch: Batch, observations: Tensor, indices: Tensor, valid: Tensor) -> Outputs:
+        """What the present policy says of a minibatch's rows."""
+        if not batch.is_sequential:
+            return self._policy.outputs(observations)
+        envs = len(indices) * len(batch.core_state) // len(batch.valid)
+        state = batch.core_state.index_select(0, indices[:envs])  # in row 0 an env's row is its number
+        window = self._policy.outputs(observations.view(-1, envs, *observations.shape[1:]), state, valid.view(-1, envs))
+        return window._replace(policy_outputs=window.policy_outputs.flatten(0, 1), values=window.values.flatten(0, 1))
 
 
 def _cleared(rows: Tensor, valid: Tensor) -> Tensor:

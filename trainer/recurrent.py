@@ -39,7 +39,8 @@ class Core(nn.Module, abc.ABC):
         Args:
             features: ``[T, envs, inputs]``.
             state: ``[envs, state_size]``, what enters row 0.
-            valid: ``[T, envs]`` bool, False in filler rows; None if there are none.
+            valid: ``[T, envs]`` bool, False in filler rows; None if there are none. The last row may be absent, where
+                no row follows it.
 
         Returns:
             ``[T, envs, size]`` outputs and the ``[envs, state_size]`` state that enters row T.
@@ -50,7 +51,7 @@ class Core(nn.Module, abc.ABC):
             for t, row in enumerate(features.unbind()):
                 state = self.step(row, state)
                 outputs.append(state[:, : self.size])
-                if valid is not None:
+                if valid is not None and t < len(valid):
                     state = torch.where(valid[t, :, None], state, 0.0)
         return torch.stack(outputs), state
 

@@ -24,6 +24,7 @@ class Rollout:
     terminated: Tensor  #: ``[T, N]`` bool
     truncated: Tensor  #: ``[T, N]`` bool
     valid: Tensor  #: ``[T, N]`` bool, False in filler rows
+    core_state: Tensor  #: ``[1, N, state_size]`` float32, the memory with which the policy saw row 0
     columns: slice = field(default_factory=lambda: slice(None))  #: which of the run's envs these are
 
     @classmethod
@@ -36,8 +37,9 @@ class Rollout:
         action_shape: tuple[int, ...],
         action_dtype: torch.dtype,
         device: torch.device,
+        state_size: int = 0,
     ) -> Rollout:
-        """Zeroed tensors for ``length`` steps of ``num_envs`` envs."""
+        """Zeroed tensors for ``length`` steps of ``num_envs`` envs, for a policy with so many numbers of memory."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -51,13 +53,14 @@ class Rollout:
             terminated=zeros(length, num_envs, dtype=torch.bool),
             truncated=zeros(length, num_envs, dtype=torch.bool),
             valid=zeros(length, num_envs, dtype=torch.bool),
+            core_state=zeros(1, num_envs, state_size),
         )
 
     def for_envs(self, num_envs: int) -> Rollout:
         """Zeroed tensors of the same kinds for another number of envs."""
         return self.allocate(
             self.length, num_envs, tuple(self.observations.shape[2:]), self.observations.dtype,
-            tuple(self.actions.shape[2:]), self.actions.dtype, self.valid.device,
+            tuple(self.actions.shape[2:]), self.actions.dtype, self.valid.device, self.core_state.shape[-1],
         )  # fmt: skip
 
     @property

@@ -229,6 +229,11 @@ def _check_policy(config: Config) -> None:
             f"policy.init_log_std={policy.init_log_std} must lie between policy.min_log_std={policy.min_log_std} and "
             f"policy.max_log_std={policy.max_log_std}"
         )
+    if policy.core != "none" and config.algo == "ppo" and config.ppo.num_minibatches > config.num_envs:
+        raise ConfigError(
+            f"ppo.num_minibatches={config.ppo.num_minibatches} is more than num_envs={config.num_envs}: with "
+            f"policy.core={policy.core} a minibatch is made of whole windows of envs"
+        )
     if policy.torso != "mlp" and config.normalize.observations:
         raise ConfigError(
             f"normalize.observations=true: policy.torso={policy.torso} scales its frames itself; set "

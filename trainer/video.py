@@ -25,10 +25,10 @@ def film(checkpoint: Path, target: Path, seed: int, max_steps: int = 2000) -> fl
     env = gymnasium.make(state["env_id"], render_mode="rgb_array", max_episode_steps=config.env.max_episode_steps)
     agent = make_agent(config, state, env.observation_space, env.action_space, device)
     observation, _ = env.reset(seed=seed)
-    frames, total = [np.asarray(env.render())], 0.0
+    frames, total, memory = [np.asarray(env.render())], 0.0, agent.policy.initial_state(1)
     for _ in range(max_steps):
-        action = agent.act(torch.as_tensor(observation, dtype=torch.float32)[None], deterministic=True)[0]
-        observation, reward, terminated, truncated, _ = env.step(action.numpy())
+        actions, memory = agent.act(torch.as_tensor(observation, dtype=torch.float32)[None], memory, deterministic=True)
+        observation, reward, terminated, truncated, _ = env.step(actions[0].numpy())
         frames.append(np.asarray(env.render()))
         total += float(reward)
         if terminated or truncated:
