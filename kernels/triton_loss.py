@@ -5,7 +5,7 @@ build a row's terms by the same functions; nothing but sums and gradients is wri
 so that equal inputs give equal bits. ``inputs`` are those of `kernels.loss_inputs.LossInputs`, in its order.
 """
 
-# ruff: noqa: RUF005 (kernel bodies are Triton, not Python)
+# ruff: noqa: RUF005, SIM102 (kernel bodies are Triton, not Python)
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportAssignmentType=false
 # pyright: reportInvalidTypeForm=false
