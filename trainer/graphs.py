@@ -94,7 +94,7 @@ def capture(steps: list[Callable[[], None]], pool: Any) -> Callable[[], None]:
         steps: what to capture.
         pool: a `torch.cuda.graph_pool_handle`; graphs that share one are replayed in the order of their capture.
     """
-    graph = torch.cuda.CUDAGraph()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     collecting = gc.isenabled()
     gc.disable()  # a collection could free device memory in the middle of the capture
     try:
@@ -102,7 +102,19 @@ def capture(steps: list[Callable[[], None]], pool: Any) -> Callable[[], None]:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             for step in steps:
                 step()
+    except RuntimeError:
+        _leave_capture(stream)
+        raise
     finally:
         if collecting:
             gc.enable()
     return graph.replay
+
+
+def _leave_capture(stream: torch.cuda.Stream) -> None:
+    """After a capture that failed torch stays on its stream, and random generators count for the graph that never was:
+    a whole capture ends that."""
+    torch.cuda.set_stream(stream)
+    number = torch.zeros(1, device=stream.device)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        number += 1

@@ -45,9 +45,10 @@ class PPO:
 
     Advantages are normalized over all valid rows of the rollout (population standard deviation, over all ranks). Every
     row of the rollout is in exactly one minibatch per epoch; minibatch sizes differ by one at most. With a recurrent
-    core a minibatch is made of whole windows of envs, each from the memory that it was collected with. A minibatch whose
-    loss or gradient is not finite is not applied, nor is any that follows it in the same update; the optimizer's step
-    count stays, too.
+    core a minibatch is made of whole windows of envs, each from the memory that it was collected with.
+
+    A minibatch whose loss or gradient is not finite is not applied, nor is any that follows it in the same update; the
+    optimizer's step count stays, too.
 
     Credit is assigned once per rollout, or again before every epoch or minibatch (``recompute_advantages``): then the
     present critic values the whole rollout anew. What the value loss is clipped around stays what the collecting critic
@@ -224,6 +225,8 @@ class PPO:
     def _backward(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self._step.loss.backward()
+        # an autograd graph that lives on ties the parameters to this call's stream, which a capture could not leave
+        self._step = self._step._replace(loss=self._step.loss.detach())
         distributed.sum_gradients_(self.policy.parameters())
         self._grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
 
