@@ -79,8 +79,8 @@ def _measure_all(preset: Preset, cells: list[Cell]) -> Iterator[list[Row]]:
 def _measured_rows(cell: Cell, shelf: EnvShelf) -> list[Row]:
     try:
         return rows_of(measure(cell, shelf))
-    except (ConfigError, EnvError, RuntimeError) as error:  # an OutOfMemoryError is a RuntimeError
-        return [not_measured(cell, " ".join(str(error).split())[:200])]
+    except Exception as error:  # out of memory, a kernel that does not compile: the other cells go on
+        return [not_measured(cell, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")]
 
 
 def _told(rows: list[Row]) -> str:

@@ -158,7 +158,7 @@ def measure(cell: Cell, shelf: EnvShelf) -> Measured:
     """Build a cell's runs, warm them up, and let them take turns until the cell's budget is spent.
 
     Raises:
-        ConfigError, EnvError, RuntimeError: a run cannot be built, or failed.
+        ConfigError, EnvError: a run cannot be built.
     """
     deadline = time.monotonic() + cell.seconds
     with _runs(cell, shelf) as runs:

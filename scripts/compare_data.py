@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trainer.metrics import Metrics, read_metrics
+from trainer.probe import amdahl
 from trainer.run_folder import RunFolder
 from trainer.schema import from_yaml, to_dict
 from trainer.timing import PHASES, UPDATE_PARTS
@@ -92,7 +93,7 @@ class CreditPair:
     @property
     def predicted(self) -> float:
         """Amdahl (1967): ``1 / ((1 - p) + p / s)``."""
-        return 1.0 / ((1.0 - self.share) + self.share / self.speedup)
+        return amdahl(self.share, self.speedup)
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def read_run(path: Path, name: str) -> Run:
         RunError: a file is missing, torn, or lacks what the comparison needs.
     """
     folder = RunFolder(path)
-    run = Run(name, _read(folder.config, _settings), _read(folder.metrics, _rows), _read(folder.summary, _summary))
+    run = Run(name, read_settings(folder.config), _read(folder.metrics, _rows), _read(folder.summary, _summary))
     if run.last["update"] < run.summary["updates"]:
         raise RunError(
             f"{folder.metrics}: it ends at update {run.last['update']}, but summary.json counts "
@@ -131,6 +132,15 @@ def _read(path: Path, parse: Callable[[Path], T]) -> T:
         return parse(path)
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """A ``config.yaml`` by dotted keys.
+
+    Raises:
+        RunError: it is missing, torn, or refused.
+    """
+    return _read(path, _settings)
 
 
 def _settings(path: Path) -> dict[str, Any]:

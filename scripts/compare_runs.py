@@ -1,8 +1,9 @@
 """Put runs side by side: ``python scripts/compare_runs.py runs/a runs/b [...] [--html report.html]``.
 
-Prints tables (settings that differ, phases, what the credit backend is worth, results) and writes, if asked to, one
-HTML file with the same tables and the curves, which needs no network. Exit status: 0, or 1 where a file is missing
-or torn, with one line that names it.
+``--group NAME`` takes the runs under ``runs/`` that were started with ``wandb.group=NAME`` instead, whether they were
+uploaded or not. Prints tables (settings that differ, phases, what the credit backend is worth, results) and writes, if
+asked to, one HTML file with the same tables and the curves, which needs no network. Exit status: 0, or 1 where a file
+is missing or torn, with one line that names it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,47 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scripts.compare_data import Comparison, RunError, compare, read_run
+from scripts.compare_data import Comparison, RunError, compare, read_run, read_settings
 from scripts.compare_html import page
 from scripts.compare_tables import Table, tables
 from trainer.files import write_atomically
+
+
+def runs_of_group(folder: Path, group: str, project: str | None) -> list[Path]:
+    """The runs below a folder that belong to a wandb group, in the order of their paths.
+
+    Args:
+        folder: searched to any depth.
+        group: their ``wandb.group``.
+        project: their ``wandb.project``; None takes any.
+
+    Raises:
+        RunError: there are fewer than two, or a ``config.yaml`` cannot be read.
+    """
+    found = []
+    for path in sorted(folder.rglob("config.yaml")):
+        if "wandb" in path.relative_to(folder).parts:  # its own copies
+            continue
+        settings = read_settings(path)
+        if settings["wandb.group"] == group and project in (None, settings["wandb.project"]):
+            found.append(path.parent)
+    if len(found) < 2:
+        where = f"{folder}" if project is None else f"{folder} in the project {project}"
+        raise RunError(f"--group {group}: {len(found)} runs under {where} have wandb.group={group}, two are needed")
+    return found
+
+
+def chosen(arguments: argparse.Namespace) -> list[Path]:
+    """The run folders that the command line means.
+
+    Raises:
+        RunError: neither two folders or more nor a group, or both.
+    """
+    if arguments.group is not None and not arguments.runs:
+        return runs_of_group(arguments.under, arguments.group, arguments.project)
+    if arguments.group is not None or len(arguments.runs) < 2:
+        raise RunError(f"{len(arguments.runs)} run folders: give two or more, or --group NAME without any")
+    return arguments.runs
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -61,13 +99,15 @@ def read(paths: list[Path], warmup: int) -> Comparison:
 def main() -> None:
     """Compare the runs that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("first", type=Path, metavar="run", help="run folders, two or more")
-    parser.add_argument("others", nargs="+", type=Path, metavar="run", help=argparse.SUPPRESS)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="run", help="run folders, two or more")
+    parser.add_argument("--group", help="instead: the runs of this wandb group")
+    parser.add_argument("--project", help="only those of this wandb project (default: any)")
+    parser.add_argument("--under", type=Path, default=Path("runs"), help="where --group looks (default runs)")
     parser.add_argument("--html", type=Path, help="also write a report into this file")
     parser.add_argument("--warmup", type=int, default=5, help="first updates that costs leave out (default 5)")
     arguments = parser.parse_args()
     try:
-        comparison = read([arguments.first, *arguments.others], arguments.warmup)
+        comparison = read(chosen(arguments), arguments.warmup)
         console = Console(highlight=False)
         for table in tables(comparison):
             show(table, console)

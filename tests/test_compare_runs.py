@@ -256,6 +256,50 @@ def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path):
         compare_runs.names([tmp_path / "run", tmp_path / "x" / ".." / "run"])
 
 
+def test_the_runs_of_a_wandb_group_are_found_at_any_depth(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for path, project, group in (
+        ("day1/a", "rollscan", "mine"),
+        ("day2/sweep/b", "rollscan", "mine"),
+        ("day2/c", "other", "mine"),
+        ("day2/d", "rollscan", "theirs"),
+    ):
+        write_run(tmp_path / path, f"wandb.group={group}", f"wandb.project={project}")
+    copy = tmp_path / "day1" / "a" / "wandb" / "offline-run-1" / "files" / "config.yaml"
+    copy.parent.mkdir(parents=True)
+    copy.write_text("wandb_version: 1")
+    found = compare_runs.runs_of_group(tmp_path, "mine", None)
+    assert [path.name for path in found] == ["a", "c", "b"]
+    assert [path.name for path in compare_runs.runs_of_group(tmp_path, "mine", "rollscan")] == ["a", "b"]
+    assert run_main(monkeypatch, "--group", "mine", "--project", "rollscan", "--under", tmp_path, "--warmup", 2) == 0
+    assert "Throughput" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--group", "theirs"], "--group theirs: 1 runs under"),
+        (["--group", "mine", "--project", "none"], "in the project none have wandb.group=mine"),
+        (["--group", "mine", EXAMPLES[0]], "give two or more, or --group NAME without any"),
+        ([EXAMPLES[0]], "1 run folders: give two or more"),
+        ([], "0 run folders: give two or more"),
+    ],
+)
+def test_fewer_than_two_runs_or_folders_beside_a_group_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[Any],
+    said: str,
+):
+    for name, group in (("a", "mine"), ("b", "mine"), ("c", "theirs")):
+        write_run(tmp_path / name, f"wandb.group={group}")
+    assert run_main(monkeypatch, *arguments, "--under", tmp_path) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
 def cut(path: Path, keep: float) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * keep)])

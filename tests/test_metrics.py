@@ -88,6 +88,25 @@ def test_offline_wandb_holds_every_update_once_also_after_resuming_from_an_older
     assert summary["updates"] == len(local)
 
 
+@pytest.mark.parametrize("settings", [["credit.probe=true", "credit.probe_interval=2"], ["algo=impala"]])
+def test_an_offline_wandb_run_holds_every_metric_of_every_update_at_the_same_steps(tmp_path: Path, settings: list[str]):
+    config = small_config("out=run", "wandb.mode=offline", "wandb.tags=[mine]", "total_steps=400", *settings)
+    assert train(config, tmp_path) == 0
+    local, history = rows(tmp_path / "run"), wandb_history(tmp_path / "run" / "wandb")
+    assert len(history) == len(local) > 3
+    seen: set[str] = set()
+    for number, (row, logged) in enumerate(zip(local, history, strict=True)):
+        assert logged["_step"] == number
+        known = {key: value for key, value in row.items() if value is not None}
+        assert {key: logged[key] for key in known} == known
+        seen |= known.keys()
+    assert seen >= CONTRACT | {
+        f"{kind}/{phase}{unit}" for kind, unit in (("time", "_ms"), ("share", "")) for phase in PHASES
+    }
+    (started,) = [r.run for r in wandb_records(tmp_path / "run") if r.WhichOneof("record_type") == "run"][:1]
+    assert set(started.tags) == {"mine", config.algo, "CartPole-v1", "envpool", "credit-torch"}
+
+
 class FakeRun:
     """A wandb run that fails in the method named by ``broken``."""
 
