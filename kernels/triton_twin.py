@@ -53,15 +53,15 @@ def load_tile(x, stride, row, rows, column, columns, DOT: tl.constexpr):
 @triton.jit
 def layer_kernel(
     inputs, weights, biases, outputs, output_strides, B, widths, INPUT_STRIDE: tl.constexpr, K: tl.constexpr,
-    ACTIVATION: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr,
+    ACTIVATION: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
     """``outputs = activation(inputs @ weights.T + biases)``."""
     g = tl.program_id(2)
     x, weight, bias, y, N = pick(inputs, g), pick(weights, g), pick(biases, g), pick(outputs, g), pick(widths, g)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    n = tl.program_id(1) * OUT + tl.arange(0, OUT)
-    z = tl.zeros([ROWS, OUT], tl.float32)
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    z = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, K, STEP):
         k = start + tl.arange(0, STEP)
         left = load_tile(x, INPUT_STRIDE, row, B, k, K, DOT)
@@ -76,7 +76,7 @@ def layer_kernel(
 @triton.jit
 def input_gradient_kernel(
     gradients, gradient_strides, weights, values, results, B, widths, K: tl.constexpr, ACTIVATION: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, STEP: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
     MAX_N: tl.constexpr,
 ):  # fmt: skip
     """``results = gradients @ weights * slope(values)``: from a layer's sums to those of the layer below."""
@@ -84,8 +84,8 @@ def input_gradient_kernel(
     dz, weight, h, below = pick(gradients, g), pick(weights, g), pick(values, g), pick(results, g)
     N, stride = pick(widths, g), pick(gradient_strides, g)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    k = tl.program_id(1) * OUT + tl.arange(0, OUT)
-    gradient = tl.zeros([ROWS, OUT], tl.float32)
+    k = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    gradient = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, MAX_N, STEP):
         n = start + tl.arange(0, STEP)
         left = load_tile(dz, stride, row, B, n, N, DOT)
@@ -99,20 +99,20 @@ def input_gradient_kernel(
 @triton.jit
 def weight_gradient_kernel(
     gradients, gradient_strides, inputs, parts, part_size, weight_starts, bias_starts, B, widths, rows_of_part,
-    INPUT_STRIDE: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, OUT: tl.constexpr,
-    IN: tl.constexpr, STEP: tl.constexpr,
+    INPUT_STRIDE: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One part's share of ``gradients.T @ inputs`` and of the sums of ``gradients``, in its row of ``parts``."""
     part = tl.program_id(1)
     g = tl.program_id(2)
     dz, x, N, stride = pick(gradients, g), pick(inputs, g), pick(widths, g), pick(gradient_strides, g)
-    tiles = tl.cdiv(K, IN)
-    n = tl.program_id(0) // tiles * OUT + tl.arange(0, OUT)
-    k = tl.program_id(0) % tiles * IN + tl.arange(0, IN)
+    tiles = tl.cdiv(K, COLUMNS)
+    n = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
+    k = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
     first = part * rows_of_part
     last = tl.minimum(first + rows_of_part, B)
-    weight = tl.zeros([OUT, IN], tl.float32)
-    bias = tl.zeros([OUT], tl.float32)
+    weight = tl.zeros([ROWS, COLUMNS], tl.float32)
+    bias = tl.zeros([ROWS], tl.float32)
     for start in tl.range(first, last, STEP):
         row = start + tl.arange(0, STEP)
         left = load_tile(dz, stride, row, last, n, N, DOT)

@@ -31,19 +31,42 @@ class Layer(NamedTuple):
     biases: Pair
 
 
+class Tile(NamedTuple):
+    """The largest tile of a kernel, by the axes of its result and the one that it sums over."""
+
+    rows: int
+    columns: int
+    step: int
+    warps: int
+    stages: int
+
+    def fit(self, rows: int, columns: int, depth: int) -> Tile:
+        """No larger than the result, and at least the 16 on a side that a matrix instruction takes."""
+
+        def side(largest: int, size: int) -> int:
+            return max(16, min(largest, next_power(size)))
+
+        return Tile(
+            side(self.rows, rows), side(self.columns, columns), side(self.step, depth), self.warps, self.stages
+        )  # fmt: skip
+
+
 class Format(NamedTuple):
-    """What matrix products take."""
+    """What matrix products take, and the tiles of the three kernels."""
 
     dtype: torch.dtype
     dot: Any
     precision: str
-    step: int  #: of the axis that a product sums over
+    layer: Tile
+    input_gradient: Tile
+    weight_gradient: Tile
 
 
+_BFLOAT16, _TF32, _IEEE = Tile(128, 128, 64, 8, 3), Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 2)
 FORMATS = {
-    "bfloat16": Format(torch.bfloat16, tl.bfloat16, "ieee", 64),
-    "tf32": Format(torch.float32, tl.float32, "tf32", 32),
-    "ieee": Format(torch.float32, tl.float32, "ieee", 32),
+    "bfloat16": Format(torch.bfloat16, tl.bfloat16, "ieee", _BFLOAT16, _BFLOAT16, _BFLOAT16),
+    "tf32": Format(torch.float32, tl.float32, "tf32", _TF32, _TF32, _TF32),
+    "ieee": Format(torch.float32, tl.float32, "ieee", _IEEE, _IEEE, _IEEE),
 }
 
 
@@ -101,15 +124,14 @@ def forward_launches(
     values = [(inputs, inputs), *hidden_of(memory, layers, rows), (first, second)]
     launches = []
     for layer, (below, above) in zip(layers, itertools.pairwise(values), strict=True):
-        out = _tile(max(layer.outputs), 128)
+        widest = max(layer.outputs)
+        tile = format.layer.fit(rows, widest, layer.inputs)
         arguments = (below, layer.weights, layer.biases, above, layer.outputs, rows, layer.outputs)
         constants = {
-            "INPUT_STRIDE": below[0].stride(0), "K": layer.inputs, "DOT": format.dot,
-            "ACTIVATION": "none" if layer is layers[-1] else activation,
-            "PRECISION": format.precision, "ROWS": 128, "OUT": out, "STEP": _tile(layer.inputs, format.step),
+            "INPUT_STRIDE": below[0].stride(0), "K": layer.inputs,
+            "ACTIVATION": "none" if layer is layers[-1] else activation, **_constants(format, tile),
         }  # fmt: skip
-        grid = (-(-rows // 128), -(-max(layer.outputs) // out), 2)
-        launches.append(Launch(layer_kernel, grid, arguments, constants, _warps(128 * out)))
+        launches.append(Launch(layer_kernel, _grid(tile, rows, widest), arguments, constants))
     return (first, second, memory), launches
 
 
@@ -139,39 +161,32 @@ def _weight_gradient(
     layer: Layer, gradients: Pair, strides: Pair, values: Pair, parts: Tensor, places: Pair, rows: int, format: Format
 ) -> Launch:
     widest = max(layer.outputs)
-    out, into = _tile(widest, 128), _tile(layer.inputs, 128)
+    tile = format.weight_gradient.fit(widest, layer.inputs, rows)
     biases = tuple(place + layer.inputs * width for place, width in zip(places, layer.outputs, strict=True))
     arguments = (
-        gradients, strides, values, parts, parts.shape[1], places, biases, rows, layer.outputs,
-        ROWS_OF_PART,
+        gradients, strides, values, parts, parts.shape[1], places, biases, rows, layer.outputs, ROWS_OF_PART,
     )  # fmt: skip
-    constants = {
-        "INPUT_STRIDE": values[0].stride(0), "K": layer.inputs, "DOT": format.dot,
-        "PRECISION": format.precision, "OUT": out, "IN": into,
-        "STEP": format.step,
-    }  # fmt: skip
-    grid = (-(-widest // out) * -(-layer.inputs // into), len(parts), 2)
-    return Launch(weight_gradient_kernel, grid, arguments, constants, _warps(out * into))
+    constants = {"INPUT_STRIDE": values[0].stride(0), "K": layer.inputs, **_constants(format, tile)}
+    outputs, inputs, networks = _grid(tile, widest, layer.inputs)
+    return Launch(weight_gradient_kernel, (outputs * inputs, len(parts), networks), arguments, constants)
 
 
 def _input_gradient(
     layer: Layer, gradients: Pair, strides: Pair, values: Pair, below: Pair, rows: int, activation: str, format: Format
 ) -> Launch:
     widest = max(layer.outputs)
-    out = _tile(layer.inputs, 128)
+    tile = format.input_gradient.fit(rows, layer.inputs, widest)
     arguments = (gradients, strides, layer.weights, values, below, rows, layer.outputs)
-    constants = {
-        "K": layer.inputs, "ACTIVATION": activation, "DOT": format.dot, "PRECISION": format.precision, "ROWS": 128,
-        "OUT": out, "STEP": _tile(widest, format.step), "MAX_N": widest,
+    constants = {"K": layer.inputs, "ACTIVATION": activation, "MAX_N": widest, **_constants(format, tile)}
+    return Launch(input_gradient_kernel, _grid(tile, rows, layer.inputs), arguments, constants)
+
+
+def _grid(tile: Tile, rows: int, columns: int) -> tuple[int, int, int]:
+    return -(-rows // tile.rows), -(-columns // tile.columns), 2
+
+
+def _constants(format: Format, tile: Tile) -> dict[str, Any]:
+    return {
+        "DOT": format.dot, "PRECISION": format.precision, "ROWS": tile.rows, "COLUMNS": tile.columns,
+        "STEP": tile.step, "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
-    grid = (-(-rows // 128), -(-layer.inputs // out), 2)
-    return Launch(input_gradient_kernel, grid, arguments, constants, _warps(128 * out))
-
-
-def _tile(size: int, largest: int) -> int:
-    """A side of a tile: at least the 16 that a matrix instruction takes."""
-    return max(16, min(largest, next_power(size)))
-
-
-def _warps(cells: int) -> int:
-    return 8 if cells > 64 * 128 else 4

@@ -136,10 +136,15 @@ def _fake_backward(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, parameters, *ctx.options = inputs
     ctx.save_for_backward(output[2], x, *parameters)
+    ctx.set_materialize_grads(False)  # the hidden layers' memory has none: no zeros for it
 
 
-def _differentiate(ctx: Any, first: Tensor, second: Tensor, _: Tensor) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, first: Tensor | None, second: Tensor | None, _: None) -> tuple[Any, ...]:
     memory, inputs, *parameters = ctx.saved_tensors
+    first, second = (
+        inputs.new_zeros(len(inputs), len(bias)) if gradient is None else gradient
+        for gradient, bias in ((first, parameters[-3]), (second, parameters[-1]))
+    )
     flat = torch.ops.rollscan.twin_mlp_backward(first, second, memory, inputs, parameters, *ctx.options)
     parts = flat.split([x.numel() for x in parameters])
     gradients = [part.view_as(x) for part, x in zip(parts, parameters, strict=True)]
