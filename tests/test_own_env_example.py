@@ -55,9 +55,7 @@ def test_a_taken_id_is_refused() -> None:
         register_task("CartPole-v1", TASKS["CartPole-v1"])
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"start_high": (1.0,)}, {"max_episode_steps": 0}, {"action_space": MultiBinary(2)}]
-)
+@pytest.mark.parametrize("wrong", [{"start_high": (1.0,)}, {"max_episode_steps": 0}, {"action_space": MultiBinary(2)}])
 def test_a_task_that_contradicts_itself_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(EnvError, match=next(iter(wrong))):
         Task(**(vars(TASKS["Pendulum-v1"]) | wrong))
