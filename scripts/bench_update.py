@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a che
 
 import torch
 from torch import Tensor
-from update_problems import PROBLEMS, FixedBatch, Problem, fixed_batch
-from update_rsl_rl import has_rsl_rl, rsl_rl_update
-from update_variants import PRECISIONS, VARIANTS, Update, ours
 
 from scripts.provenance import append_rows, format_table, provenance
+from scripts.update_problems import PROBLEMS, FixedBatch, Problem, fixed_batch
+from scripts.update_rsl_rl import has_rsl_rl, rsl_rl_update
+from scripts.update_variants import PRECISIONS, VARIANTS, Update, ours
 from trainer.config import PPOConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "update.csv"

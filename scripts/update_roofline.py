@@ -14,10 +14,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
 
 import torch
-from update_problems import PROBLEMS, Problem
-from update_variants import PRECISIONS, set_precision
 
 from scripts.provenance import format_table
+from scripts.update_problems import PROBLEMS, Problem
+from scripts.update_variants import PRECISIONS, set_precision
 
 _ADAM_BYTES = 28  # parameter, gradient and two moments read, all but the gradient written, float32
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 
 import torch
-from update_problems import FixedBatch, Problem
-from update_variants import Update, set_precision
 
+from scripts.update_problems import FixedBatch, Problem
+from scripts.update_variants import Update, set_precision
 from trainer import losses
 from trainer.config import PPOConfig
 from trainer.policy import ActorCritic

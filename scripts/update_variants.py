@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from update_problems import FixedBatch, Problem
 
+from scripts.update_problems import FixedBatch, Problem
 from trainer.config import PPOConfig
 from trainer.graphs import Graphs
 from trainer.policy import ActorCritic

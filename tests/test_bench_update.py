@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-
-import bench_update
-import update_roofline
-from update_problems import PROBLEMS, fixed_batch
-from update_variants import VARIANTS, ours
+from scripts import bench_update, update_roofline
+from scripts.update_problems import PROBLEMS, fixed_batch
+from scripts.update_variants import VARIANTS, ours
 
 SMALL = PROBLEMS["ant"]._replace(steps=4, envs=16, hidden_sizes=(8, 4))
 
