@@ -56,6 +56,7 @@ class WarpSimulation:
         self._task, self._num_envs, self._device = task, num_envs, wp.device_from_torch(device)
         self._model = mjw.put_model(model)
         self._model.opt.warn_overflow = 0  # counted instead of printed
+        self._model.opt.run_qacc_smooth = False  # nothing reads it, and Newton starts from the last acceleration
         self._data = mjw.make_data(model, nworld=num_envs, nconmax=task.contacts, njmax=task.constraints)
         self._model.callback.contactfilter = align_contacts
 

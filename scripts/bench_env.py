@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a che
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector.utils import batch_space
 
 import envs
 from scripts.provenance import append_rows, format_table, provenance
@@ -58,10 +59,10 @@ class Case:
 
 def random_actions(space: gymnasium.Space[Any], num_envs: int, device: torch.device) -> list[torch.Tensor]:
     """`ACTION_BATCHES` batches ``[num_envs, *shape]``, uniform in the space or, where unbounded, standard normal."""
-    space.seed(0)
+    batch = batch_space(space, num_envs)
+    batch.seed(0)
     dtype = torch.int64 if isinstance(space, gymnasium.spaces.Discrete) else torch.float32
-    samples = np.array([[space.sample() for _ in range(num_envs)] for _ in range(ACTION_BATCHES)])
-    return list(torch.from_numpy(samples).to(device, dtype))
+    return [torch.from_numpy(batch.sample()).to(device, dtype) for _ in range(ACTION_BATCHES)]
 
 
 def measure(case: Case) -> dict[str, str | int | float]:
