@@ -19,8 +19,9 @@ from torch import Tensor
 from triton.runtime import driver
 from tune_credit import Target
 
-from kernels import triton_loss_launch, triton_twin_launch
+from kernels import triton_loss_launch, triton_step_guard, triton_twin_launch
 from kernels.loss_inputs import Coefficients, LossInputs
+from kernels.step_guard import COUNTS, GuardSettings
 from kernels.triton_call import Launch
 
 #: Distribution, actions and whether rows are gathered: a robot, an odd one, a game, the widest tile.
@@ -68,11 +69,19 @@ def twin_launches(hidden_sizes: list[int], precision: str) -> list[Launch]:
     return launches + triton_twin_launch.backward_launches((first, second), inputs, layers, memory, "elu", format)[1]
 
 
+def guard_launches() -> list[Launch]:
+    """The guard over the optimizer's step, with every branch of it."""
+    report, scalar, state = empty(6), empty(), empty(COUNTS + 7)
+    settings = GuardSettings(target_kl=0.02, desired_kl=0.008)
+    return [triton_step_guard.launch(report, scalar, scalar, state, scalar, settings)[1]]
+
+
 def cases(hidden_sizes: list[int]) -> Iterator[tuple[str, list[Launch]]]:
     """Every case with its launches."""
     for distribution, actions, is_gathered in LOSSES:
         name = f"{distribution} {actions}{' gathered' if is_gathered else ''}"
         yield name, loss_launches(distribution, actions, is_gathered)
+    yield "step guard", guard_launches()
     for precision in ("tf32", "bfloat16"):
         yield f"{precision} {'-'.join(map(str, hidden_sizes))}", twin_launches(hidden_sizes, precision)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from kernels.step_guard import COUNTS, GuardSettings, guard_step
 from trainer import distributed, losses, schedules
 from trainer.config import PPOConfig
 from trainer.estimator import Estimate, Estimator
@@ -21,15 +23,6 @@ from trainer.rollout import Rollout
 _MEANS = (*REPORTED, "grad_norm")
 #: What an update returns, in this order.
 _RESULTS = (*_MEANS, "skipped_minibatches", "stopped_minibatches", "learning_rate", "explained_variance")
-
-
-class _Totals(NamedTuple):
-    """What an update accumulates on the device, minibatch by minibatch."""
-
-    skipped: Tensor  #: scalar: minibatches that were not finite, or came after one
-    stopped: Tensor  #: scalar: minibatches above ``target_kl``, or after one
-    reported: Tensor  #: scalar: minibatches in ``sums``
-    sums: Tensor  #: ``[len(_MEANS)]``
 
 
 class _Step(NamedTuple):
@@ -92,8 +85,16 @@ class PPO:
         )
         self.objective = Objective(policy, config, loss_backend)
         self._solve = torch.compile(self.objective.__call__, dynamic=False) if compile_loss else self.objective
-        skipped, stopped, reported = torch.zeros(3, device=device).unbind()
-        self._totals = _Totals(skipped, stopped, reported, torch.zeros(len(_MEANS), device=device))
+        adapts = config.lr_schedule == "adaptive"
+        self._guard = partial(
+            guard_step,
+            settings=GuardSettings(
+                config.target_kl, config.desired_kl if adapts else None, config.min_learning_rate,
+                config.max_learning_rate,
+            ),
+            fused=loss_backend == "triton",
+        )  # fmt: skip
+        self._totals = torch.zeros(COUNTS + len(_MEANS), device=device)  #: of an update, over its minibatches
         self._explained_variance = torch.zeros((), device=device)
         self._results = torch.zeros(len(_RESULTS), device=device)
         self._begin = graphs.step("the update's start", Part(None, self._prepare))
@@ -187,8 +188,7 @@ class PPO:
     def _prepare(self) -> None:
         """The whole rollout as one flat batch in the critic's units, and the order of its parts in every epoch."""
         rollout, estimate = self._rollout, self._estimate
-        for total in self._totals:
-            total.zero_()
+        self._totals.zero_()
         values, targets, valid = rollout.values[:-1], estimate.value_targets, rollout.valid
         self._explained_variance.copy_(losses.explained_variance(values, targets, valid))
         if self.value_normalizer is not None:
@@ -231,45 +231,20 @@ class PPO:
         self._grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
 
     def _apply_or_withhold(self) -> None:
-        """Step the optimizer unless the minibatch is to be withheld, and count."""
-        skipped, stopped, reported, sums = self._totals
-        report = distributed.sum_(torch.cat([self._step.report, torch.zeros_like(self._step.report[:1])]))
-        report[-1] = self._grad_norm
-        skipping = (skipped > 0) | ((stopped == 0) & ~torch.isfinite(report).all())
-        stopping = ~skipping & ((stopped > 0) | self._above_target_kl(report))
-        live = ~skipping & (stopped == 0) & (self._step.num_valid > 0)
-        self._apply(withheld=(~live | stopping).float())
-        skipped += skipping
-        stopped += stopping
-        reported += live
-        sums += torch.where(live, report, 0.0)
-        if self.config.lr_schedule == "adaptive":
-            self._adapt_learning_rate(report, live)
-
-    def _above_target_kl(self, report: Tensor) -> Tensor:
-        kl = report[_MEANS.index("loss/approx_kl")]
-        if self.config.target_kl is None:
-            return torch.zeros_like(kl, dtype=torch.bool)
-        return kl > self.config.target_kl
-
-    def _apply(self, withheld: Tensor) -> None:
-        """One optimizer step, unless ``withheld`` is 1: then parameters, moments and step count stay bit for bit."""
+        """Step the optimizer unless the minibatch is to be withheld: then parameters, moments and step count stay bit
+        for bit."""
+        report, num_valid = distributed.sum_(self._step.report), self._step.num_valid
+        decision = self._guard(report, self._grad_norm, num_valid, self._totals, self.learning_rate)
         # the fused optimizer's own overflow switch: decided on the device, without a host synchronization
         self.optimizer.grad_scale = None  # pyright: ignore[reportAttributeAccessIssue]
-        self.optimizer.found_inf = withheld  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer.found_inf = decision.withheld  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizer.step()
         self.policy.clamp_log_std_()
-
-    def _adapt_learning_rate(self, report: Tensor, live: Tensor) -> None:
-        kl = torch.where(live, report[_MEANS.index("loss/approx_kl")], torch.nan)  # a NaN changes nothing
-        config = self.config
-        schedules.adapt_to_kl_(
-            self.learning_rate, kl, config.desired_kl, config.min_learning_rate, config.max_learning_rate
-        )
+        self.learning_rate.copy_(decision.learning_rate)
 
     def _sum_up(self) -> None:
-        skipped, stopped, reported, sums = self._totals
-        means = sums / reported.clamp(min=1.0)
+        skipped, stopped, reported = self._totals[:COUNTS].unbind()
+        means = self._totals[COUNTS:] / reported.clamp(min=1.0)
         others = torch.stack([skipped, stopped, self.learning_rate, self._explained_variance])
         self._results.copy_(torch.cat([means, others]))
 
