@@ -7,7 +7,8 @@
 
 A preset is a file under ``scripts/amdahl_presets``. The variants of a cell (credit backends, loss backends, CUDA graphs
 on and off) train in one process in turns. Appends to ``<out>/amdahl.csv`` and writes ``<out>/amdahl.html``, which needs
-no network. Exit status: 0, or 1 where something is refused or no cell could be measured.
+no network, and its summary and one picture as ``amdahl.md`` and ``amdahl.svg``. Exit status: 0, or 1 where something is
+refused or no cell could be measured.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from envs.base import EnvError
 from scripts.amdahl_cells import Cell, Preset, expand, read_preset
-from scripts.amdahl_html import page
+from scripts.amdahl_html import markdown, page, picture
 from scripts.amdahl_measure import EnvShelf, measure
 from scripts.amdahl_stats import Row, not_measured, read_rows, rows_of
 from scripts.amdahl_tables import closing_lines, figures_text, title
@@ -88,6 +89,10 @@ def _told(rows: list[Row]) -> str:
     return f"{title(rows[0])}: {', '.join(pairs) or f'not measured: {rows[0].note}'}"
 
 
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
 def run(options: Options) -> int:
     """Measure or read, write the report, print the summary; returns the exit status."""
     if options.report:
@@ -105,7 +110,8 @@ def run(options: Options) -> int:
         for found in _measure_all(preset, cells):
             append_rows(folder / "amdahl.csv", [{**origin, **asdict(row)} for row in found])
             rows += found
-    write_atomically(folder / "amdahl.html", lambda file: file.write(page(rows, origin).encode()))
+    for name, content in (("html", page), ("md", markdown), ("svg", picture)):
+        _write(folder / f"amdahl.{name}", content(rows, origin))
     print(figures_text(rows), *closing_lines(rows), sep="\n")
     print(f"report: {folder / 'amdahl.html'}")
     return 0 if any(row.is_pair for row in rows) else 1

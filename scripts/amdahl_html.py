@@ -1,4 +1,7 @@
-"""The report of `scripts/amdahl.py` as one self-contained HTML page: inline SVG and style, no script, no network."""
+"""The report of `scripts/amdahl.py` as one self-contained HTML page: inline SVG and style, no script, no network.
+
+The same chart and table for a page in Markdown are `picture` and `markdown`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,29 @@ from collections.abc import Sequence
 from html import escape
 
 from scripts.amdahl_stats import Row
-from scripts.amdahl_tables import FACTS, NEAR, cells_of, closing_lines, figure_rows, missed, ratio_text, title
-from scripts.html_page import document, header, note, phase_key, section, table
-from scripts.svg_charts import Bar, Mark, Segment, bar_chart, diagonal_chart
+from scripts.amdahl_tables import (
+    FACTS,
+    NEAR,
+    cells_of,
+    closing_lines,
+    figure_rows,
+    figures_markdown,
+    missed,
+    ratio_text,
+    title,
+)
+from scripts.html_page import Colors, document, header, note, phase_key, section, table
+from scripts.svg_charts import Bar, Dot, DotRow, Mark, Segment, bar_chart, diagonal_chart, dot_chart, standalone
 from trainer.timing import PHASES
 
 #: (light, dark) of the marks, by how sure the difference is.
-MARKS = {"mark-noise": ("#8a94a3", "#8a94a3"), "mark-sure": ("#c62f4b", "#ff8099")}
+MARKS: Colors = {"mark-noise": ("#8a94a3", "#8a94a3"), "mark-sure": ("#c62f4b", "#ff8099")}
+#: (light, dark) of the baselines, in their order.
+BASELINES = (("#c2410c", "#ff9a5c"), ("#8a6400", "#e0bd4a"), ("#0b63b0", "#62b0ff"), ("#9333a8", "#df93f0"))
 #: Pairs up to this ratio are drawn a second time on a scale of their own.
 SMALL = 1.1
+#: The dot chart's axis ends here; larger ratios are written.
+HIGHEST = 1.3
 
 CSS = """
 .diagonal { stroke: var(--soft); stroke-dasharray: 5 4; } .whisker { stroke: var(--color); stroke-width: 1.5; }
@@ -22,6 +39,11 @@ CSS = """
 .map td.worth { background: color-mix(in srgb, #1b7f6b var(--worth), transparent); }
 .map td.cost { background: color-mix(in srgb, #c2410c var(--worth), transparent); }
 .map td.noise { color: var(--soft); }
+"""
+#: Of the picture that stands alone: what the page's style says of the same classes.
+PICTURE_CSS = """
+.grid { stroke: #dfe3e8; } .axis { stroke: #5a6472; } .tick, .label, .value { fill: #5a6472; } .name { fill: #1b2028; }
+.whisker { stroke: var(--color); stroke-width: 1.5; } .mark { fill: var(--color); }
 """
 
 
@@ -39,12 +61,53 @@ def page(rows: Sequence[Row], origin: dict[str, str]) -> str:
         header(name, about),
         section("summary", "In short", "".join(note(line) for line in closing_lines(rows))),
         section("prediction", "Predicted against measured", _prediction(pairs)),
+        section("worth", "What it is worth", _worth(pairs)),
         section("map", "Where it matters", _map(rows)),
         section("phases", "Where the time of an update goes", _phases(rows)),
         section("figures", "Figures", _figures(rows)),
         section("origin", "Where the figures come from", table(["value"], [(k, [v]) for k, v in origin.items()])),
     ]
-    return document(name, body, MARKS, CSS)
+    return document(name, body, MARKS | _baseline_colors(pairs), CSS)
+
+
+def picture(rows: Sequence[Row], origin: dict[str, str]) -> str:
+    """What the credit backend is worth in each cell, as an SVG file of its own."""
+    pairs = [row for row in rows if row.is_pair and row.compare == "credit"]
+    colors = _baseline_colors(pairs)
+    css = "".join(f".{name} {{ --color: {pair[0]}; }}" for name, pair in colors.items()) + PICTURE_CSS
+    key = [(name, f"against {baseline}") for name, baseline in zip(colors, _baselines(pairs), strict=True)]
+    return standalone(_worth_chart(pairs), css, key, f"95 % intervals. {_from(origin)}")
+
+
+def markdown(rows: Sequence[Row], origin: dict[str, str]) -> str:
+    """The summary and the table of figures as a page in Markdown."""
+    about = (
+        f"`{origin.get('command')}`, {_from(origin)}. How the figures came about and how to read them: "
+        "[What a faster part is worth](../amdahl.md). The whole report is `amdahl.html`."
+    )
+    lines = "\n".join(f"- {line}" for line in closing_lines(rows))
+    parts = (
+        "# What a faster part is worth: figures",
+        about,
+        "![times faster](amdahl.svg)",
+        lines,
+        figures_markdown(rows),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _from(origin: dict[str, str]) -> str:
+    where = origin.get("gpu") or origin.get("cpu")
+    return f"{where}, {origin.get('cores')} cores, commit {origin.get('commit')}, {origin.get('date')}"
+
+
+def _baselines(pairs: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.variant for row in pairs))
+
+
+def _baseline_colors(pairs: Sequence[Row]) -> Colors:
+    """A class for each baseline; those of other comparisons share its place."""
+    return {f"base-{number}": BASELINES[number % len(BASELINES)] for number in range(len(_baselines(pairs)))}
 
 
 def _prediction(pairs: Sequence[Row]) -> str:
@@ -78,11 +141,38 @@ def _chart(pairs: Sequence[Row], what: str) -> str:
             row.measured,
             row.low,
             row.high,
-            f"{title(row)}: {row.variant}, predicted {ratio_text(row.predicted)}, measured {ratio_text(row.measured)}",
+            _told(row),
         )
         for row in pairs
     ]
     return diagonal_chart(marks, f"predicted{what}", "measured")
+
+
+def _worth(pairs: Sequence[Row]) -> str:
+    about = note(
+        "How many times faster an update is with the candidate (triton, triton loss, graphs) than with each baseline, "
+        "with 95 % intervals; an interval that crosses the line at 1 is within noise."
+    )
+    if not pairs:
+        return about
+    items = "".join(
+        f'<li class="base-{number}"><i></i>against {escape(name)}</li>' for number, name in enumerate(_baselines(pairs))
+    )
+    return f'{about}<ul class="key">{items}</ul><div class="bars">{_worth_chart(pairs)}</div>'
+
+
+def _worth_chart(pairs: Sequence[Row]) -> str:
+    classes = {name: f"base-{number}" for number, name in enumerate(_baselines(pairs))}
+    rows = [
+        DotRow(name, [Dot(classes[row.variant], row.measured, row.low, row.high, _told(row)) for row in found])
+        for name, found in cells_of(pairs).items()
+    ]
+    return dot_chart(rows, "times faster", reference=1.0, highest=HIGHEST)
+
+
+def _told(row: Row) -> str:
+    ratios = f"predicted {ratio_text(row.predicted)}, measured {ratio_text(row.measured)}"
+    return f"{title(row)}: against {row.variant}, {ratios}"
 
 
 def _map(rows: Sequence[Row]) -> str:

@@ -71,6 +71,13 @@ def figures_text(rows: Sequence[Row]) -> str:
     return "\n".join("  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]) for cells in lines)
 
 
+def figures_markdown(rows: Sequence[Row]) -> str:
+    """The table of figures for a page in Markdown."""
+    names = ["cell", *(name for name, _ in FACTS)]
+    lines = [names, ["---", *("--:" for _ in FACTS)], *([name, *cells] for name, cells in figure_rows(rows))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def missed(rows: Sequence[Row]) -> list[Row]:
     """Pairs whose prediction is not near."""
     return [row for row in rows if row.is_pair and abs(row.error) > NEAR]

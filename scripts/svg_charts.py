@@ -18,6 +18,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 14, 30, 44
 BAR_WIDTH, BAR_HEIGHT, BAR_PITCH, BAR_LEFT, BAR_RIGHT = 1060, 34, 48, 170, 100
 INSIDE_WIDTH = 46  #: a segment this wide has room for its text
 NAME_LETTERS = 22
+DOT_LEFT, DOT_RIGHT, DOT_PITCH, DOT_BOTTOM = 430, 60, 30, 40
 
 
 class Line(NamedTuple):
@@ -37,6 +38,23 @@ class Mark(NamedTuple):
     low: float
     high: float
     hint: str  #: shown under the pointer
+
+
+class Dot(NamedTuple):
+    """One value of a dot chart's row, with its interval."""
+
+    css_class: str
+    value: float
+    low: float
+    high: float
+    hint: str  #: shown under the pointer
+
+
+class DotRow(NamedTuple):
+    """One line of a dot chart."""
+
+    name: str
+    dots: Sequence[Dot]
 
 
 class Segment(NamedTuple):
@@ -170,6 +188,63 @@ def _mark(mark: Mark, x_scale: Scale, y_scale: Scale) -> str:
         f'<g class="{mark.css_class}"><title>{escape(mark.hint)}</title>'
         f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
         f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="4"/></g>'
+    )
+
+
+def dot_chart(rows: Sequence[DotRow], x_label: str, reference: float, highest: float) -> str:
+    """A row of dots for each name, over one axis with a line at ``reference``; what exceeds ``highest`` is written."""
+    found = [value for row in rows for dot in row.dots for value in (dot.value, dot.low, dot.high)]
+    values = ticks(min(reference, *found), min(highest, max(reference, *found)))
+    scale = Scale(values[0], values[-1], DOT_LEFT, BAR_WIDTH - DOT_RIGHT)
+    bottom = len(rows) * DOT_PITCH
+    axis = [
+        f'<line class="grid" x1="{scale(value):.1f}" x2="{scale(value):.1f}" y1="0" y2="{bottom}"/>'
+        f'<text class="tick" x="{scale(value):.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>'
+        for value, label in zip(values, tick_labels(values), strict=True)
+    ]
+    at = f"{scale(reference):.1f}"
+    body = [
+        *axis,
+        f'<line class="axis" x1="{at}" x2="{at}" y1="0" y2="{bottom}"/>',
+        f'<text class="label" x="{(scale.start + scale.end) / 2}" y="{bottom + 36}" text-anchor="middle">'
+        f"{escape(x_label)}</text>",
+        *(part for number, row in enumerate(rows) for part in _dots(row, scale, (number + 0.5) * DOT_PITCH)),
+    ]
+    return _svg(BAR_WIDTH, bottom + DOT_BOTTOM, x_label, body)
+
+
+def _dots(row: DotRow, scale: Scale, middle: float) -> list[str]:
+    """The dots of a row one below the other, so that their intervals do not hide each other."""
+    parts = [f'<text class="name" x="{DOT_LEFT - 14}" y="{middle + 4}" text-anchor="end">{escape(row.name)}</text>']
+    spread = DOT_PITCH / (len(row.dots) + 1)
+    for number, dot in enumerate(row.dots):
+        y = middle - DOT_PITCH / 2 + (number + 1) * spread
+        low, value, high = (scale(min(max(x, scale.low), scale.high)) for x in (dot.low, dot.value, dot.high))
+        beyond = f'<text class="value" x="{value + 7:.1f}" y="{y + 4:.1f}">{dot.value:.2f}</text>'
+        parts.append(
+            f'<g class="{dot.css_class}"><title>{escape(dot.hint)}</title>'
+            f'<line class="whisker" x1="{low:.1f}" x2="{high:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<circle class="mark" cx="{value:.1f}" cy="{y:.1f}" r="3.5"/>'
+            f"{beyond if dot.value > scale.high else ''}</g>"
+        )
+    return parts
+
+
+def standalone(svg: str, css: str, key: Sequence[tuple[str, str]], foot: str) -> str:
+    """A chart as a file of its own, on white: with its style, a key of classes and names, and a line of text below."""
+    width, height = (float(number) for number in svg.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split())
+    column, sized = width / max(len(key), 1), f'<svg width="{width}" height="{height}" '
+    names = [
+        f'<g class="{css_class}"><circle class="mark" cx="{column * number + 5:.0f}" cy="{height + 16}" r="4"/>'
+        f'<text class="name" x="{column * number + 16:.0f}" y="{height + 20}">{escape(name)}</text></g>'
+        for number, (css_class, name) in enumerate(key)
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 {width + 24} {height + 72}" font-size="12" '
+        f'font-family="system-ui, sans-serif"><style>{css}</style>'
+        f'<rect x="-12" y="-12" width="{width + 24}" height="{height + 72}" fill="#fff"/>'
+        f"{svg.replace('<svg ', sized, 1)}{''.join(names)}"
+        f'<text class="tick" x="0" y="{height + 48}">{escape(foot)}</text></svg>\n'
     )
 
 

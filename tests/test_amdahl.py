@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -18,17 +19,17 @@ from small_runs import small_config
 
 from scripts import amdahl, amdahl_cells
 from scripts.amdahl_cells import PARTS, Cell, Variant, expand, parse_preset, read_preset
-from scripts.amdahl_html import page
+from scripts.amdahl_html import markdown, page, picture
 from scripts.amdahl_measure import TIMED, EnvShelf, Measured, PartTimes, Run, Sample, measure
 from scripts.amdahl_stats import Row, not_measured, ratio, read_rows, rows_of
 from scripts.amdahl_tables import closing_lines, missed, title, verdict
-from scripts.svg_charts import Mark, diagonal_chart
+from scripts.svg_charts import Dot, DotRow, Mark, diagonal_chart, dot_chart
 from trainer.config import ConfigError
 from trainer.loop import Trainer
 from trainer.timing import PHASES
 
 ROOT = Path(__file__).resolve().parent.parent
-PANELS = ("summary", "prediction", "map", "phases", "figures", "origin")
+PANELS = ("summary", "prediction", "worth", "map", "phases", "figures", "origin")
 ORIGIN = {"gpu": "a GPU", "commit": "abc", "date": "2026-11-29"}
 TINY = """
 settings: [env=CartPole, num_envs=8, rollout_length=8, policy=mlp_small, ppo.num_minibatches=2, ppo.update_epochs=1,
@@ -153,6 +154,24 @@ def test_the_page_has_every_panel_needs_nothing_else_and_shows_names_as_text():
     assert html.count('class="diagonal"') == 2, "all pairs, and the small ones on a scale of their own"
     assert "1.010x within noise" in parsed.texts["map"]
     assert {"a GPU", "abc"} <= set(parsed.texts["origin"])
+
+
+def test_the_picture_stands_alone_and_the_markdown_has_every_pair():
+    rows = some_rows()
+    drawing = ElementTree.fromstring(picture(rows, ORIGIN))
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    assert picture(rows, ORIGIN).count('class="mark"') == 3, "two pairs, and the key of their one baseline"
+    text = markdown(rows, ORIGIN)
+    assert all(f"| {title(row)}: slow | fast | 9 |" in text for row in rows if row.is_pair)
+    assert "not measured: <b>&" in text and "a GPU" in text
+
+
+def test_a_ratio_beyond_the_axis_is_written_beside_its_dot():
+    rows = [DotRow("near", [Dot("a", 1.02, 1.01, 1.03, "")]), DotRow("far", [Dot("a", 7.125, 7.0, 7.2, "")])]
+    chart = dot_chart(rows, "times faster", reference=1.0, highest=1.3)
+    assert ">7.12<" in chart and ">1.02<" not in chart
+    near, far = (float(piece.split('cx="')[1].split('"')[0]) for piece in chart.split("<circle")[1:])
+    assert near < far
 
 
 def test_a_page_without_a_single_pair_still_says_why():
