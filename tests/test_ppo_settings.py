@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from fake_env import PPOCase, Script, random_script
@@ -9,7 +10,7 @@ from small_runs import small_config
 from torch import Tensor
 
 from trainer import loop, losses
-from trainer.builder import resolve_loss_backend
+from trainer.builder import make_policy, resolve_loss_backend
 from trainer.config import ConfigError
 from trainer.console import QuietConsole
 from trainer.estimator import Estimate
@@ -137,6 +138,17 @@ def test_a_fused_loss_on_a_cpu_is_refused_before_an_env_starts(monkeypatch: pyte
     monkeypatch.setattr(loop, "make_training_env", None)
     with pytest.raises(ConfigError, match=r"^loss\.backend=triton needs device=cuda"):
         Trainer(small_config("loss.backend=triton"), QuietConsole())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [((), "needs device=cuda"), (("algo=impala", "credit.estimator=retrace"), "has no Q head")],
+)
+def test_fused_networks_that_cannot_be_are_refused_with_the_cure(settings: tuple[str, ...], reason: str) -> None:
+    config = small_config("policy.backend=triton", *settings)
+    spaces = gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)
+    with pytest.raises(ConfigError, match=rf"^policy\.backend=triton {reason}.*; use policy\.backend=auto$"):
+        make_policy(config, *spaces, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

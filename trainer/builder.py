@@ -26,6 +26,7 @@ from trainer.policy import ActorCritic
 from trainer.ppo import PPO
 from trainer.q_policy import QActorCritic
 from trainer.timing import PhaseClock
+from trainer.twin_policy import TwinActorCritic, twin_obstacle
 
 
 def resolve_device(name: str) -> torch.device:
@@ -88,9 +89,16 @@ def make_policy(
     """The networks for an env's spaces; with a Q head where Retrace learns from it.
 
     Raises:
-        ConfigError: spaces and networks do not fit together.
+        ConfigError: spaces and networks do not fit together, or ``policy.backend=triton`` cannot run here.
     """
-    kind = QActorCritic if config.credit.estimator == "retrace" else ActorCritic
+    kind, backend = ActorCritic, config.policy.backend
+    obstacle = twin_obstacle(config.policy, device, config.matmul_precision)
+    if config.credit.estimator == "retrace":
+        kind, obstacle = QActorCritic, "has no Q head for credit.estimator=retrace"
+    if backend == "triton" and obstacle:
+        raise ConfigError(f"policy.backend=triton {obstacle}; use policy.backend=auto")
+    if not obstacle and (backend == "triton" or (backend == "auto" and config.autocast == "bfloat16")):
+        kind = TwinActorCritic
     return kind(observation_space, action_space, config.policy, autocast_dtype(config)).to(device)
 
 
@@ -109,9 +117,7 @@ def graph_obstacle(config: Config) -> str | None:
     """Why minibatch steps cannot be captured in a CUDA graph, or None."""
     if distributed.world_size() > 1:
         return "ranks sum gradients inside the step"
-    units, kind = (
-        (config.num_envs, "envs") if config.policy.core != "none" else (config.steps_per_rollout, "rows")
-    )
+    units, kind = (config.num_envs, "envs") if config.policy.core != "none" else (config.steps_per_rollout, "rows")
     if units % config.ppo.num_minibatches:
         return f"ppo.num_minibatches={config.ppo.num_minibatches} does not divide the {units} {kind}"
     return None

@@ -21,6 +21,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "policy.activation": tuple(ACTIVATIONS),
     "policy.torso": ("mlp", *PIXEL_TORSOS),
     "policy.core": ("none", *CORES),
+    "policy.backend": ("auto", "triton", "torch"),
     "credit.estimator": ("gae", "vtrace", "td_lambda", "discounted", "retrace"),
     "credit.backend": ("auto", "triton", "torch"),
     "credit.torch_mode": ("auto", "loop", "scan", "compiled"),
