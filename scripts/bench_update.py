@@ -1,4 +1,4 @@
-"""One PPO update on a fixed batch: ours under each switch, and rsl_rl where it can be imported.
+"""One PPO update on a fixed batch: ours under each switch, plain torch at its best, rsl_rl where it can be imported.
 
 Example:
     python scripts/bench_update.py                                  # everything; appends to the CSV
@@ -25,13 +25,15 @@ import torch
 from torch import Tensor
 
 from scripts.provenance import append_rows, format_table, provenance
+from scripts.update_plain import plain_update
 from scripts.update_problems import PROBLEMS, FixedBatch, Problem, fixed_batch
 from scripts.update_rsl_rl import has_rsl_rl, rsl_rl_update
 from scripts.update_variants import PRECISIONS, VARIANTS, Update, ours
 from trainer.config import PPOConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "update.csv"
-BASELINES = ("eager", "compiled, graph")
+PLAIN = "torch.compile, one graph"
+BASELINES = ("eager", PLAIN)
 #: How far a tensor's step may be from eager float32's, as a share of its length: roundings of the products (to 24, 11
 #: and 8 bits) add up over rows, and move a few ratios over the ends of the clip range.
 TOLERANCES = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 3e-2}
@@ -48,6 +50,8 @@ def makers(problem: Problem, batch: FixedBatch, precision: str, device: str) -> 
 
     names = [name for name, variant in VARIANTS.items() if variant.runs(problem, precision, device)]
     ways = {name: ours_as(name) for name in names}
+    if device == "cuda":
+        ways[PLAIN] = lambda config: plain_update(problem, batch, precision, config)
     if has_rsl_rl() and not problem.is_discrete:
         ways["rsl_rl"] = lambda config: rsl_rl_update(problem, batch, precision, config)
     return ways

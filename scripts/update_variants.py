@@ -37,10 +37,8 @@ class Variant(NamedTuple):
         return on_gpu and not (self.twin and (precision == "fp32" or max(problem.hidden_sizes) > MAX_WIDTH))
 
 
-#: The first is what ratios are against; `compiled, graph` is the strongest that plain torch does.
 VARIANTS = {
     "eager": Variant(False, False),
-    "compiled, graph": Variant(True, False, compiled=True),
     "graph": Variant(True, False),
     "graph, fused loss": Variant(True, True),
     "graph, fused loss, compiled": Variant(True, True, compiled=True),
