@@ -36,9 +36,9 @@ Row = dict[str, str | int | float]
 
 def raw_rate(config: Config, pools: list[int], seconds: float) -> float:
     """Valid steps per second of the engine alone, the best over ``pools``; each in a process of its own."""
-    env = config.env
+    env, options = config.env, {"num_threads": config.env.num_threads, **config.env.options}
     cases = [
-        Case(env.id, env.engine, config.num_envs, config.device, "no", seconds, 2, 0.0, {"pools": n, **env.options})
+        Case(env.id, env.engine, config.num_envs, config.device, "no", seconds, 2, 0.0, {"pools": n, **options})
         for n in pools
     ]
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1) as executor:
