@@ -136,7 +136,7 @@ def test_verdicts_and_closing_lines_say_what_is_noise_what_was_missed_and_what_i
     text = "\n".join(closing_lines(rows))
     assert "prediction: 2 of 2 pairs within 3% (100%)" in text
     assert "noise: 1 of 2 pairs" in text
-    assert "an empty one is at most 0.20% of the update" in text
+    assert "an empty one is 0.20% of the update (median of 4 runs), at most 0.20%" in text
     assert "clock on by clock off: +0.40%" in text
     assert "not measured: <b>& envpool 8x8" in text and "400 of 400 s were spent" in text
     wrong = [replace(rows[0], predicted=rows[0].measured * 1.05)]
@@ -283,6 +283,20 @@ def test_a_run_without_clock_has_no_phases_and_one_with_it_accounts_for_its_time
         assert 0.95 < row.closure <= 1.0 + 1e-3
         assert row.total_ms > 0
     assert [len(times) for times in measured.parts.values()] == [3], "of five rounds, every second one"
+
+
+@pytest.mark.gpu
+def test_runs_on_a_gpu_take_turns_under_graphs_with_every_part_timed(tmp_path: Path):
+    text = TINY.replace("credit.torch_mode=loop", "cuda_graphs=false").replace(
+        "credit.torch_mode=scan", "credit.backend=triton"
+    )
+    shelf = EnvShelf()
+    cell = next(expand(parse_preset(preset_file(tmp_path, text.replace("[credit]", "[collect, update]"))), "cuda", 1))
+    slow, fast = rows_of(measure(cell, shelf))
+    shelf.close()
+    assert slow.rounds == fast.rounds >= 5
+    assert 0.9 < fast.closure <= 1.01
+    assert slow.speedup > 1.0 and slow.measured > 1.0, "graphs are faster than launches one by one"
 
 
 def test_envs_are_used_again_by_runs_of_the_same_place_and_closed_for_others():
