@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 
 import torch
 
@@ -14,8 +14,12 @@ from trainer.policy import ActorCritic
 
 
 def has_rsl_rl() -> bool:
-    """Whether rsl_rl can be imported."""
-    return importlib.util.find_spec("rsl_rl") is not None
+    """Whether rsl_rl and what it needs can be imported."""
+    try:
+        importlib.import_module("rsl_rl.algorithms")
+    except ImportError:
+        return False
+    return True
 
 
 def rsl_rl_update(problem: Problem, batch: FixedBatch, precision: str, config: PPOConfig) -> Update:
