@@ -104,24 +104,37 @@ def test_first_states_have_gymnasiums_distribution(id):
         assert (np.abs(ours - theirs.mean(axis=0)).max(axis=0) <= 1.1 * reach + 1e-6).all()
 
 
-def test_random_episodes_are_as_long_and_as_good_as_envpools():
-    def episodes(env, count):
-        env.reset()
-        generator = torch.Generator().manual_seed(5)
-        finished, returns, lengths = [], torch.zeros(env.num_envs), torch.zeros(env.num_envs)
-        while len(finished) < count:
-            result = env.step(random_actions(env, generator))
-            returns += result.rewards
-            lengths += result.valid
-            for n in (result.terminated | result.truncated).nonzero().flatten().tolist():
-                finished.append((returns[n].item(), lengths[n].item()))
-                returns[n] = lengths[n] = 0
-        return np.array(finished)
+def random_episodes(env, count):
+    """Return and length ``[count, 2]`` of the first ``count`` episodes to end under random actions."""
+    env.reset()
+    generator = torch.Generator(env.device).manual_seed(5)
+    finished = []
+    returns, lengths = torch.zeros(2, env.num_envs, dtype=torch.float64, device=env.device)
+    while len(finished) < count:
+        result = env.step(random_actions(env, generator))
+        returns += result.rewards
+        lengths += result.valid
+        ended = result.terminated | result.truncated
+        finished += torch.stack([returns, lengths], dim=1)[ended].tolist()
+        returns[ended] = lengths[ended] = 0
+    return np.array(finished)
 
-    ours = episodes(warp_env("Hopper-v5", num_envs=32), 256)
-    theirs = episodes(make("Hopper-v5", "envpool", 32, seed=1), 256)
+
+def assert_same_means(ours, theirs):
     error = np.sqrt(ours.var(axis=0) / len(ours) + theirs.var(axis=0) / len(theirs))
     assert (np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) <= 4 * error).all()
+
+
+def test_random_episodes_are_as_long_and_as_good_as_envpools():
+    ours = random_episodes(warp_env("Hopper-v5", num_envs=32), 256)
+    assert_same_means(ours, random_episodes(make("Hopper-v5", "envpool", 32, seed=1), 256))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("id", ["Ant-v5", "HalfCheetah-v5", "Humanoid-v5", "Walker2d-v5"])
+def test_random_episodes_on_the_gpu_are_as_long_and_as_good_as_envpools(id):
+    ours = random_episodes(warp_env(id, num_envs=256, device="cuda"), 256)
+    assert_same_means(ours, random_episodes(make(id, "envpool", 256, seed=1), 256))
 
 
 @pytest.mark.gpu
