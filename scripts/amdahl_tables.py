@@ -99,7 +99,8 @@ def _prediction_lines(pairs: Sequence[Row]) -> list[str]:
     noise = sum(row.is_noise for row in pairs)
     error = statistics.median(abs(row.error) for row in pairs)
     return [
-        f"prediction: {near} of {len(pairs)} pairs within {NEAR:.0%} ({near / len(pairs):.0%}), median error {error:.2%}",
+        f"prediction: {near} of {len(pairs)} pairs within {NEAR:.0%} ({near / len(pairs):.0%}), median error "
+        f"{error:.2%}",
         f"noise: {noise} of {len(pairs)} pairs show no difference, their interval holds 1",
     ]
 
@@ -108,8 +109,9 @@ def _closure_line(runs: Sequence[Row]) -> str:
     least = min(runs, key=lambda row: row.named)
     closed = sum(row.named >= CLOSURE for row in runs)
     return (
-        f"closure: the phases sum to at least {min(row.closure for row in runs):.2%} of the wall time; without `other` to "
-        f"at least {least.named:.2%} ({title(least)}: {least.variant}), in {closed} of {len(runs)} runs to {CLOSURE:.0%}"
+        f"closure: the phases sum to at least {min(row.closure for row in runs):.2%} of the wall time; without `other` "
+        f"to at least {least.named:.2%} ({title(least)}: {least.variant}), in {closed} of {len(runs)} runs to "
+        f"{CLOSURE:.0%}"
     )
 
 
