@@ -123,7 +123,7 @@ class Impala:
             with self._clock.phase("normalize"):
                 observations = self._observation_normalizer(observations)
         fields = (rollout.actions, rollout.log_probs, rewards, rollout.terminated, rollout.truncated, rollout.valid)
-        return Window(observations, *(field[:, columns] for field in fields), rollout.core_state[0, columns])
+        return Window(observations, *(field[:, columns] for field in fields), core_state=rollout.core_state[0, columns])
 
     def _step(self, window: Window, columns: Columns, learned: _Learned, is_first: bool) -> None:
         """One minibatch: forward, credit in the first pass, backward, and an optimizer step unless it is withheld."""
