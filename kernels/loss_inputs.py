@@ -25,7 +25,7 @@ class LossInputs(NamedTuple):
     is B; PPO is the loss with ``old_log_probs``, V-trace the one without."""
 
     policy_outputs: Tensor  #: ``[B, A]``: means, or logits where ``log_std`` is None
-    values: Tensor  #: ``[B]``
+    state_values: Tensor  #: ``[B]``
     log_std: Tensor | None  #: ``[A]``
     actions: Tensor  #: ``[R, A]``, or ``[R]`` integers where ``log_std`` is None
     advantages: Tensor  #: ``[R]``

@@ -63,7 +63,9 @@ def _rows(inputs: LossInputs, dtype: torch.dtype) -> _Rows:
     def take(x: Tensor) -> Tensor:
         return x.detach() if inputs.indices is None else x.detach().index_select(0, inputs.indices)
 
-    valid = torch.ones_like(inputs.values, dtype=torch.bool) if inputs.valid is None else take(inputs.valid).bool()
+    valid = (
+        torch.ones_like(inputs.state_values, dtype=torch.bool) if inputs.valid is None else take(inputs.valid).bool()
+    )
 
     def field(x: Tensor) -> Tensor:
         return _select(take(x).to(dtype), valid)
@@ -74,7 +76,7 @@ def _rows(inputs: LossInputs, dtype: torch.dtype) -> _Rows:
     return _Rows(
         valid,
         _select(inputs.policy_outputs.to(dtype), valid),
-        _select(inputs.values.to(dtype), valid),
+        _select(inputs.state_values.to(dtype), valid),
         _select(take(inputs.actions), valid),
         _select(advantages, valid),
         field(inputs.value_targets),

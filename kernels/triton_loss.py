@@ -35,11 +35,11 @@ def load_rows(inputs, strides, B, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < B
     source = row
-    if inputs[9] is not None:
-        source = tl.load(inputs[9] + row * strides[9][0], mask=inside, other=0).to(tl.int64)
+    if inputs.indices is not None:
+        source = tl.load(inputs.indices + row * strides.indices[0], mask=inside, other=0).to(tl.int64)
     live = inside
-    if inputs[8] is not None:
-        live = inside & (tl.load(inputs[8] + source * strides[8][0], mask=inside, other=0) != 0)
+    if inputs.valid is not None:
+        live = inside & (tl.load(inputs.valid + source * strides.valid[0], mask=inside, other=0) != 0)
     return row, inside, source, live
 
 
@@ -83,15 +83,15 @@ def distribution(
     """Log-probability and entropy of each row, and two matrices of slopes, see `gaussian` and `categorical`."""
     column = tl.arange(0, COLUMNS)
     cell = live[:, None] & (column < A)[None, :]
-    at = inputs[0] + row[:, None] * OUTPUT_ROW + column[None, :] * strides[0][1]
+    at = inputs.policy_outputs + row[:, None] * OUTPUT_ROW + column[None, :] * strides.policy_outputs[1]
     outputs = tl.load(at, mask=cell, other=0).to(tl.float32)
-    if inputs[2] is not None:
-        at = inputs[3] + source[:, None] * ACTION_ROW + column[None, :] * strides[3][1]
+    if inputs.log_std is not None:
+        at = inputs.actions + source[:, None] * ACTION_ROW + column[None, :] * strides.actions[1]
         actions = tl.load(at, mask=cell, other=0).to(tl.float32)
-        log_std = tl.load(inputs[2] + column * strides[2][0], mask=column < A, other=0).to(tl.float32)
+        log_std = tl.load(inputs.log_std + column * strides.log_std[0], mask=column < A, other=0).to(tl.float32)
         scores = gaussian(outputs, actions, log_std, column, A)
     else:
-        actions = tl.load(inputs[3] + source * ACTION_ROW, mask=live, other=0)
+        actions = tl.load(inputs.actions + source * ACTION_ROW, mask=live, other=0)
         scores = categorical(outputs, actions, column, A)
     return scores
 
@@ -99,11 +99,11 @@ def distribution(
 @triton.jit
 def load_advantages(inputs, strides, source, live):
     """Advantages, standardized where their moments are given."""
-    advantages = load_field(inputs[4], strides[4], source, live)
-    if inputs[11] is not None:
-        count = tl.load(inputs[11]).to(tl.float32)
-        mean = tl.load(inputs[11] + strides[11][0]).to(tl.float32)
-        squares = tl.load(inputs[11] + 2 * strides[11][0]).to(tl.float32)
+    advantages = load_field(inputs.advantages, strides.advantages, source, live)
+    if inputs.advantage_moments is not None:
+        count = tl.load(inputs.advantage_moments).to(tl.float32)
+        mean = tl.load(inputs.advantage_moments + strides.advantage_moments[0]).to(tl.float32)
+        squares = tl.load(inputs.advantage_moments + 2 * strides.advantage_moments[0]).to(tl.float32)
         std = tl.sqrt(squares / tl.maximum(count, 1.0))
         # a NaN is not constant: it goes on, to be seen
         standardized = tl.where(std <= 1e-6 * tl.abs(mean), 0.0, (advantages - mean) / (std + 1e-8))
@@ -122,13 +122,15 @@ def exp_excess(x):
 @triton.jit
 def policy_terms(inputs, strides, log_prob, advantages, source, live, clip_range):
     """Policy loss, its slope in the log-probability, KL estimate, and whether the ratio left the range."""
-    if inputs[6] is None:
+    if inputs.old_log_probs is None:
         loss = tl.where(live, -advantages * log_prob, 0.0)
         slope = -advantages
         kl = tl.zeros_like(loss)
         left = tl.zeros_like(loss)
     else:
-        log_ratio = tl.where(live, log_prob - load_field(inputs[6], strides[6], source, live), 0.0)
+        log_ratio = tl.where(
+            live, log_prob - load_field(inputs.old_log_probs, strides.old_log_probs, source, live), 0.0
+        )
         ratio = tl.exp(log_ratio)
         low = 1.0 - clip_range
         high = 1.0 + clip_range
@@ -150,8 +152,8 @@ def value_terms(inputs, strides, values, targets, source, live, clip_range):
     error = values - targets
     squared = error * error
     slope = error
-    if inputs[7] is not None:
-        old = load_field(inputs[7], strides[7], source, live)
+    if inputs.old_values is not None:
+        old = load_field(inputs.old_values, strides.old_values, source, live)
         step = values - old
         clipped = old + tl.minimum(tl.maximum(step, -clip_range), clip_range) - targets
         clipped_slope = tl.where(tl.abs(step) <= clip_range, clipped, 0.0)
@@ -180,8 +182,8 @@ def forward_kernel(
     log_prob, entropy, _, _ = distribution(inputs, strides, row, source, live, A, COLUMNS, OUTPUT_ROW, ACTION_ROW)
     advantages = load_advantages(inputs, strides, source, live)
     policy, _, kl, left = policy_terms(inputs, strides, log_prob, advantages, source, live, number(clip_range))
-    values = load_field(inputs[1], strides[1], row, live)
-    targets = load_field(inputs[5], strides[5], source, live)
+    values = load_field(inputs.state_values, strides.state_values, row, live)
+    targets = load_field(inputs.value_targets, strides.value_targets, source, live)
     squared, _ = value_terms(inputs, strides, values, targets, source, live, number(value_clip_range))
 
     count = tl.sum(tl.where(live, 1.0, 0.0), 0)
@@ -255,8 +257,8 @@ def backward_kernel(
     )  # fmt: skip
     advantages = load_advantages(inputs, strides, source, live)
     _, policy_slope, _, _ = policy_terms(inputs, strides, log_prob, advantages, source, live, number(clip_range))
-    values = load_field(inputs[1], strides[1], row, live)
-    targets = load_field(inputs[5], strides[5], source, live)
+    values = load_field(inputs.state_values, strides.state_values, row, live)
+    targets = load_field(inputs.value_targets, strides.value_targets, source, live)
     _, value_slope = value_terms(inputs, strides, values, targets, source, live, number(value_clip_range))
 
     scale = tl.load(gradient).to(tl.float32) / tl.maximum(tl.load(count), 1.0)
@@ -267,7 +269,7 @@ def backward_kernel(
     log_prob_gradient = (scale * policy_slope)[:, None]
     entropy_gradient = -scale * number(entropy_coef)
     gradients = log_prob_gradient * slopes
-    if inputs[2] is None:
+    if inputs.log_std is None:
         gradients += entropy_gradient * other_slopes
     else:
         shares = tl.where(live[:, None], log_prob_gradient * other_slopes + entropy_gradient, 0.0)

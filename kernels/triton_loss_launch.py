@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
@@ -60,7 +62,7 @@ def forward_launches(inputs: LossInputs, coefficients: Coefficients) -> tuple[tu
     parts = outputs.new_empty((PARTS.value, programs), dtype=torch.float32)
     total, report = parts.new_empty(()), parts.new_empty(len(REPORTED))
     scalars = _scalars(coefficients)
-    sums = (tuple(inputs), _strides(inputs), *scalars[:2], parts, len(outputs))
+    sums = (inputs, _strides(inputs), *scalars[:2], parts, len(outputs))
     joined = (parts, programs, inputs.row_count, *scalars[2:], total, report)
     return (total, report), [
         Launch(forward_kernel, (programs,), sums, constants),
@@ -76,11 +78,11 @@ def backward_launches(
     outputs = inputs.policy_outputs
     gradients = (
         torch.empty_like(outputs, memory_format=torch.contiguous_format),
-        torch.empty_like(inputs.values, memory_format=torch.contiguous_format),
+        torch.empty_like(inputs.state_values, memory_format=torch.contiguous_format),
         outputs.new_empty((programs, 0 if inputs.log_std is None else outputs.shape[1]), dtype=torch.float32),
     )
     arguments = (
-        tuple(inputs), _strides(inputs), *_scalars(coefficients), gradient, report[-1:], *gradients, len(outputs),
+        inputs, _strides(inputs), *_scalars(coefficients), gradient, report[-1:], *gradients, len(outputs),
     )  # fmt: skip
     return gradients, [Launch(backward_kernel, (programs,), arguments, constants)]
 
@@ -97,8 +99,8 @@ def _tile(inputs: LossInputs) -> tuple[int, dict[str, int]]:
     return max(1, -(-batch // block)), constants
 
 
-def _strides(inputs: LossInputs) -> tuple[tuple[int, ...], ...]:
-    return tuple(() if x is None else x.stride() for x in inputs)
+def _strides(inputs: LossInputs) -> Any:
+    return LossInputs(*(() if x is None else x.stride() for x in inputs))  # pyright: ignore[reportArgumentType]
 
 
 def _scalars(coefficients: Coefficients) -> tuple[Tensor | float, ...]:

@@ -41,7 +41,7 @@ def loss_launches(distribution: str, actions: int, is_gathered: bool) -> list[La
     rows = 2 * ROWS if is_gathered else ROWS
     inputs = LossInputs(
         policy_outputs=empty(ROWS, actions, dtype=dtype),
-        values=empty(ROWS, dtype=dtype),
+        state_values=empty(ROWS, dtype=dtype),
         log_std=empty(actions) if is_gaussian else None,
         actions=empty(rows, actions) if is_gaussian else empty(rows, dtype=torch.int64),
         advantages=empty(rows),
