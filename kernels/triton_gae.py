@@ -23,7 +23,7 @@ def load_values(inputs, strides, V: tl.constexpr, tile, ACC: tl.constexpr, L: tl
 @triton.jit
 def gae_rows(
     inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
-    ALIGN: tl.constexpr,
+    COUNT: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """``inputs``: rewards, values, last_value, terminated, truncated, valid, next_values."""
     rewards = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)

@@ -27,7 +27,7 @@ def retrace_coefficients(rewards, q_taken, following, log_rhos, ends, coefficien
 @triton.jit
 def retrace_rows(
     inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
-    ALIGN: tl.constexpr,
+    COUNT: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """``inputs``: rewards, q_taken, expected_q, log_rhos, last_expected_q, flags, next_expected_q."""
     rewards = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)
@@ -45,31 +45,36 @@ def retrace_rows(
 
 @triton.jit
 def row_of_actions(
-    q, policy, strides, tile, action, step: tl.constexpr, ACC: tl.constexpr, A: tl.constexpr, ALIGN: tl.constexpr
+    q, policy, strides, tile, action, step: tl.constexpr, ACC: tl.constexpr, A: tl.constexpr, COUNT: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):  # fmt: skip
     """``sum_a exp(policy[a]) * q[a]``, and Q and log-probability of ``action``, in row ``step`` of every run.
 
     Actions are read ``A`` at a time, as they lie, and the one taken is picked on chip. Probability 0 counts nothing
-    whatever its Q; an action out of range has NaN. ``ALIGN`` divides the offset of a row and the number of actions.
+    whatever its Q; an action out of range has NaN. ``ALIGN`` divides the offset of a row
+    and the number of actions, ``COUNT``.
     """
     t0, n, T, N = tile
-    t = (t0 + step)[:, :, None]
-    env = n[:, :, None]
-    q_row = tl.multiple_of(t * strides[1][0] + env * strides[1][1], [1, 1, ALIGN])
-    policy_row = tl.multiple_of(t * strides[2][0] + env * strides[2][1], [1, 1, ALIGN])
-    allowed = (action >= 0) & (action < strides[1][3])
-    expected = tl.zeros(action.shape, ACC)
-    q_taken = tl.where(allowed, expected, float("nan"))
+    S: tl.constexpr = t0.shape[0]
+    BN: tl.constexpr = n.shape[1]
+    t = t0 + step
+    column = tl.arange(0, BN * A)[None, :]  # actions beside envs: Triton then reads along the row, not along time
+    env = tl.min(n, 1)[:, None] + column // A
+    q_row = tl.multiple_of(t * strides[1][0] + env * strides[1][1], [1, ALIGN])
+    policy_row = tl.multiple_of(t * strides[2][0] + env * strides[2][1], [1, ALIGN])
+    expected = tl.zeros([S, BN], ACC)
+    q_taken = tl.where((action >= 0) & (action < COUNT), expected, float("nan"))
     log_prob = q_taken
-    for start in tl.range(0, strides[1][3], A):
-        column = start + tl.arange(0, A)[None, None, :]
+    for start in tl.range(0, COUNT, A):
         mask = (t < T) & (env < N)
-        if ALIGN % A != 0:
-            mask = mask & (column < strides[1][3])
-        log_probs = tl.load(policy + policy_row + column * strides[2][2], mask, float("-inf")).to(ACC)
-        values = tl.load(q + q_row + column * strides[1][2], mask, 0).to(ACC)
+        if COUNT % A != 0:
+            mask = mask & (start + column % A < COUNT)
+        policy_place = policy + policy_row + (start + column % A) * strides[2][2]
+        q_place = q + q_row + (start + column % A) * strides[1][2]
+        log_probs = tl.reshape(tl.load(policy_place, mask, float("-inf")).to(ACC), [S, BN, A])
+        values = tl.reshape(tl.load(q_place, mask, 0).to(ACC), [S, BN, A])
         probability = tl.exp(log_probs)
-        taken = column == action[:, :, None]
+        taken = start + tl.arange(0, A)[None, None, :] == action[:, :, None]
         expected += tl.sum(tl.where(probability == 0, 0, probability * values), 2)
         q_taken += tl.sum(tl.where(taken, values, 0), 2)
         log_prob += tl.sum(tl.where(taken, log_probs, 0), 2)
@@ -79,7 +84,7 @@ def row_of_actions(
 @triton.jit
 def retrace_categorical_rows(
     inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
-    ALIGN: tl.constexpr,
+    COUNT: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """``inputs``: rewards, q_values, policy, behaviour, actions, last_expected_q, flags, next_expected_q."""
     t0, n, T, N = tile
@@ -93,7 +98,7 @@ def retrace_categorical_rows(
     log_rhos = ()
     for step in tl.static_range(L + 1):
         action = actions[step].to(tl.int32)
-        row = row_of_actions(inputs[1], inputs[2], strides, tile, action, step, ACC, A, ALIGN)
+        row = row_of_actions(inputs[1], inputs[2], strides, tile, action, step, ACC, A, COUNT, ALIGN)
         expected = expected + (row[0],)
         q_taken = q_taken + (row[1],)
         log_rhos = log_rhos + (row[2] - behaviour[step],)

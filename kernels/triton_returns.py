@@ -13,7 +13,7 @@ from kernels.triton_rows import load_ends, load_floats
 @triton.jit
 def td_lambda_rows(
     inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
-    ALIGN: tl.constexpr,
+    COUNT: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """``inputs`` are those of GAE; where the trace ends, the whole weight is on V of the successor."""
     rewards = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)
@@ -34,7 +34,7 @@ def td_lambda_rows(
 @triton.jit
 def discounted_rows(
     inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
-    ALIGN: tl.constexpr,
+    COUNT: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """``inputs``: rewards, last_value, terminated, truncated, valid, bootstrap_values."""
     t0, n, T, N = tile

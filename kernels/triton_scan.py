@@ -157,15 +157,17 @@ def finish(
 
 @triton.jit
 def scan_kernel(
-    inputs, outputs, maps, flags, moments, gamma_per_env,
+    inputs, outputs, maps, flags, moments,
     gamma: tl.float64, c0: tl.float64, c1: tl.float64, c2: tl.float64, c3: tl.float64,
     strides, output_strides, T, N, blocks, tiles,
     ROWS: tl.constexpr, RESULTS: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr,
     ENV_MAJOR: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, L: tl.constexpr, SPLIT: tl.constexpr,
-    CHUNKS: tl.constexpr, STAGES: tl.constexpr, A: tl.constexpr, ALIGN: tl.constexpr, ADVANTAGES: tl.constexpr,
+    CHUNKS: tl.constexpr, STAGES: tl.constexpr, A: tl.constexpr, COUNT: tl.constexpr, ALIGN: tl.constexpr,
+    ADVANTAGES: tl.constexpr,
 ):  # fmt: skip
     """Solve ``BN`` envs tile by tile, or, if time is ``SPLIT``, one tile of them; see the module.
 
+    ``inputs`` are the operation's, then gamma ``[N]`` or None, for which ``gamma`` stands.
     ``maps`` ``[2, tiles, N]`` and ``flags`` ``[tiles, blocks]`` carry the tiles' maps from program to program;
     ``moments`` is None or (result ``[3]``, the programs' parts, a counter), of the output with index ``ADVANTAGES``.
     """
@@ -176,10 +178,10 @@ def scan_kernel(
     if WIDE:
         n = n.to(tl.int64)
         position = position.to(tl.int64)
-    if gamma_per_env is None:
+    if inputs[-1] is None:
         gammas = tl.full((1, 1), gamma, ACC)
     else:
-        gammas = tl.load(gamma_per_env + n * strides[-1][0], mask=n < N, other=0).to(ACC)
+        gammas = tl.load(inputs[-1] + n * strides[-1][0], mask=n < N, other=0).to(ACC)
     coefficients = (gammas, tl.full((), c0, ACC), tl.full((), c1, ACC), tl.full((), c2, ACC), tl.full((), c3, ACC))
 
     state = tl.zeros([1, BN], ACC) if REVERSE else initial_state(inputs, strides, n, N, ACC)
@@ -191,14 +193,14 @@ def scan_kernel(
             run = tiles * S - 1 - run
         if CHUNKS == 1:
             tile = (run * L, n, T, N)
-            alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, ALIGN)
+            alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, COUNT, ALIGN)
             a, b = compose_run(alpha, beta, REVERSE, L)
         else:
             a = tl.zeros([S, BN], ACC)
             b = a + 1
             for i in tl.range(CHUNKS):
                 tile = chunk_tile(run, i, n, T, N, REVERSE, L, CHUNKS)
-                alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, ALIGN)
+                alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, COUNT, ALIGN)
                 later_a, later_b = compose_run(alpha, beta, REVERSE, L)
                 a, b = compose(a, b, later_a, later_b)
         a, b, c, d = scan_runs(a, b)
@@ -217,7 +219,7 @@ def scan_kernel(
         else:
             for i in tl.range(CHUNKS):
                 tile = chunk_tile(run, i, n, T, N, REVERSE, L, CHUNKS)
-                alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, ALIGN)
+                alpha, beta, valid, kept = ROWS(inputs, strides, tile, coefficients, ACC, L, ENV_MAJOR, A, COUNT, ALIGN)
                 solved = (tile, alpha, beta, valid, kept)
                 x, stats = finish(
                     x, solved, outputs, output_strides, coefficients, moments, stats, RESULTS, REVERSE, L, ENV_MAJOR,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MULTIPROCESSORS = 132  # of an H100 or H200
+FORWARD = ("eligibility_traces", "episodic_prefix_sum")
 HEAVY = ("vtrace", "retrace", "retrace_categorical")  # more registers per row
 
 
@@ -34,7 +35,7 @@ def next_power(x: int) -> int:
 def choose(operation: str, steps: int, envs: int, env_major: bool, itemsize: int, actions: int) -> Tile:
     """The tile for ``steps`` by ``envs`` rows of ``itemsize`` bytes; ``actions`` is 0 where there are none."""
     heavy = operation in HEAVY or itemsize > 4
-    tile = _env_major(steps, envs) if env_major else _time_major(steps, envs, heavy)
+    tile = _env_major(steps, envs) if env_major else _time_major(steps, envs, heavy, operation in FORWARD)
     if not actions:
         return tile
     return (_env_major_actions(steps, envs) if env_major else _time_major_actions(steps, envs))._replace(
@@ -42,7 +43,7 @@ def choose(operation: str, steps: int, envs: int, env_major: bool, itemsize: int
     )
 
 
-def _time_major(steps: int, envs: int, heavy: bool) -> Tile:
+def _time_major(steps: int, envs: int, heavy: bool, forward: bool) -> Tile:
     if steps <= 8:
         return Tile(4, 32, 2, 4)
     if steps <= 16:
@@ -50,13 +51,16 @@ def _time_major(steps: int, envs: int, heavy: bool) -> Tile:
     if steps <= 32:
         return Tile(4, 64, 8, 4)
     if envs >= 32768:
-        return Tile(4, 32, 2, 1, stages=2)
+        return Tile(4, 32, 4 if forward else 2, 1, stages=2)
     if steps <= 128:
         return Tile(16, 32, 8, 16 if heavy else 8)
     if envs < 16 * MULTIPROCESSORS:
-        return Tile(16, 32, 4, 8, split=True) if heavy else Tile(16, 32, 8, 8, split=True)
-    if steps <= 512 and not heavy:
-        return Tile(16, 16, 16, 4)
+        long = steps > 4096
+        if heavy:
+            return Tile(64 if long else 32, 32, 2, 16, split=True, chunks=4)
+        return Tile(32, 32, 4, 8, split=True, chunks=4) if long else Tile(16, 32, 4, 4, split=True, chunks=4)
+    if steps <= 512:
+        return Tile(64, 32, 2, 16, chunks=4) if heavy else Tile(32, 32, 4, 8, chunks=4)
     return Tile(32, 16, 4, 4, stages=2 if heavy else 3)
 
 
@@ -79,7 +83,7 @@ def _env_major(steps: int, envs: int) -> Tile:
 
 
 def _time_major_actions(steps: int, envs: int) -> Tile:
-    return Tile(32, 16, 4, 4, split=envs < 16 * MULTIPROCESSORS and steps > 128)
+    return Tile(16, 32, 4, 16, split=envs < 16 * MULTIPROCESSORS and steps > 128)
 
 
 def _env_major_actions(steps: int, envs: int) -> Tile:

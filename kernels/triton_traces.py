@@ -12,7 +12,7 @@ from kernels.triton_rows import load_flags, load_floats, load_row
 @triton.jit
 def trace_rows(
     inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
-    ALIGN: tl.constexpr,
+    COUNT: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """``inputs``: inputs, flags, carry, previous_done; a row is cut by the done of the row before it."""
     t0, n, T, N = tile

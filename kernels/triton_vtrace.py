@@ -19,7 +19,7 @@ def clipped(ratio, bar):
 @triton.jit
 def vtrace_rows(
     inputs, strides, tile, coefficients, ACC: tl.constexpr, L: tl.constexpr, ENV_MAJOR: tl.constexpr, A: tl.constexpr,
-    ALIGN: tl.constexpr,
+    COUNT: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """``inputs``: behaviour and target log-probs, then those of GAE; the state is ``vs - V``."""
     behaviour = load_floats(inputs[0], strides[0], tile, ACC, L, ENV_MAJOR)

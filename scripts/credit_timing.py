@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -64,8 +65,7 @@ class Problem(NamedTuple):
 
     def call(self, inputs: dict[str, Tensor], **options: Any) -> Call:
         """The public call on these inputs."""
-        function = getattr(kernels, self.operation)
-        return lambda: function(**inputs, **options)
+        return functools.partial(getattr(kernels, self.operation), **inputs, **options)
 
 
 def as_tuple(results: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -146,7 +146,7 @@ def compile_tile(task: tuple[Problem, Tile, int]) -> float:
 def measure(problem: Problem, tile: Tile) -> dict[str, Any]:
     """Device time of one candidate, hot, with the registers and spills of its last kernel."""
     plan, inputs = make_plan(problem, tile, "cuda")
-    addresses = [0 if x is None else x.data_ptr() for x in inputs]
+    addresses = [*(x.data_ptr() for x in inputs if x is not None), 0]
     coefficients = tuple(0.95 for _ in problem.spec.coefficients)
 
     def call() -> None:

@@ -31,7 +31,13 @@ def compile_kernels(arch: int, *options: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(
     ("arch", "shape", "layout"),
-    [(80, "4096x128", "env"), (90, "4096x128", "time"), (90, "256x2048", "env"), (100, "65536x16", "time")],
+    [
+        (80, "4096x128", "env"),
+        (90, "4096x128", "time"),
+        (90, "256x2048", "env"),
+        (90, "256x8192", "time"),
+        (100, "65536x16", "time"),
+    ],
 )
 def test_every_kernel_compiles_without_spills(arch: int, shape: str, layout: str) -> None:
     rows = compile_kernels(arch, "--shapes", shape, "--layouts", layout)

@@ -148,6 +148,38 @@ def test_tensors_that_start_at_odd_addresses_are_read_right() -> None:
         assert torch.equal(got, want)
 
 
+# --- the look-up of plans -------------------------------------------------------------------------------------------
+
+
+@on_cpu
+@pytest.mark.parametrize("compiled", [True, False])
+def test_every_call_finds_the_plan_of_its_own_tensors(
+    compiled: bool, use: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(TILES["side-by-side"])
+    if not compiled:
+        monkeypatch.setattr(launch, "guards", None)
+    windows = [random_window("gae", *shape, 0) for shape in [(9, 3), (7, 5)]]
+    twice = {**windows[0], "next_values": windows[0]["values"]}
+    strided = in_layout(windows[0], "env-major")
+    double = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in twice.items()}
+    for inputs in (*windows, twice, strided, double, windows[0], twice):
+        assert_close(run("gae", inputs, **TRITON), run_reference("gae", inputs))
+    plans = len(launch._plans)
+    with torch.inference_mode():
+        assert_close(run("gae", windows[0], **TRITON), run_reference("gae", windows[0]))
+    assert len(launch._plans) == plans
+
+
+@on_cpu
+def test_a_tensor_resized_in_place_is_refused_like_any_other_of_that_shape() -> None:
+    inputs = random_window("gae", 9, 3, 0)
+    run("gae", inputs, **TRITON)
+    inputs["values"].resize_(9, 2)
+    with pytest.raises(ValueError, match="values: expected shape"):
+        run("gae", inputs, **TRITON)
+
+
 # --- moments --------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +249,27 @@ def test_a_captured_call_replays_on_new_inputs_and_allocates_nothing(shape: tupl
         graph.replay()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.gpu
+def test_two_captured_graphs_may_be_replayed_at_once() -> None:
+    windows = [random_window("gae", 2048, 64, seed) for seed in range(2)]
+    windows = [{k: x.cuda() if isinstance(x, Tensor) else x for k, x in window.items()} for window in windows]
+    expected = [kernels.gae(**window, **TRITON, moments=True) for window in windows]
+    graphs, results = [torch.cuda.CUDAGraph() for _ in windows], []
+    for graph, window in zip(graphs, windows, strict=True):
+        with torch.cuda.graph(graph):
+            results.append([kernels.gae(**window, **TRITON, moments=True) for _ in range(3)])
+    streams = [torch.cuda.Stream() for _ in windows]
+    for _ in range(50):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for calls, want in zip(results, expected, strict=True):
+        for got in calls:
+            for x, y in zip(got, want, strict=True):
+                assert torch.equal(x, y)
 
 
 @pytest.mark.gpu
