@@ -5,17 +5,20 @@ Example:
         --against cuda_graphs=true "cuda_graphs=false loss.backend=torch"
 
 Every row is a run of its own in this process, after some updates that compile and capture. Milliseconds are means per
-update; ``host`` is how long the host was busy issuing the update phase, which the device need not have waited for.
+update; ``host`` is how long the host was busy issuing the update phase, which the device need not have waited for;
+``gpu_mib`` is the most that torch reserved.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 import time
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
@@ -34,6 +37,10 @@ _COLUMNS = (*PHASES, *UPDATE_PARTS, "total")
 
 def measure(settings: list[str], skip: int, updates: int) -> dict[str, str | int | float]:
     """One row: the means of ``updates`` updates after the first ``skip``."""
+    if torch.cuda.is_available():
+        gc.collect()  # a run before this one may hold itself in a cycle
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     trainer = Trainer(compose_config([*settings, *_QUIET]), QuietConsole())
     host: list[float] = []
     _time_calls(trainer, host)
@@ -49,6 +56,7 @@ def measure(settings: list[str], skip: int, updates: int) -> dict[str, str | int
         "steps_per_second": round(statistics.median(row["steps_per_second"] for row in rows)),
         **{name: round(mean(name), 3) for name in _COLUMNS},
         "host": round(1e3 * statistics.fmean(host[skip:]), 3),
+        "gpu_mib": torch.cuda.max_memory_reserved() >> 20 if torch.cuda.is_available() else 0,
         "updates": updates,
     }
 

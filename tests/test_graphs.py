@@ -179,7 +179,7 @@ def test_operators_called_again_on_the_same_tensors_equal_an_eager_run_bit_for_b
     assert all(torch.equal(a, b) for a, b in zip(parameters, expected, strict=True))
 
 
-def run(*overrides: str, updates: int = 6) -> Run:
+def run(*overrides: str, updates: int = 20) -> Run:
     config = small_config("device=cuda", "loss.backend=torch", *overrides)
     trainer = Trainer(copy.deepcopy(config), QuietConsole())
     metrics = [trainer.train_one_update() for _ in range(updates)]
@@ -229,7 +229,9 @@ def assert_alike(replayed_run: Run, eager_run: Run) -> None:
 
 @pytest.mark.gpu
 def test_replays_still_tell_the_phases_and_only_high_detail_the_parts_of_the_update() -> None:
-    normal, high = (run(*ENGINES["torch"], f"timing.detail={detail}")[0][-1] for detail in ("normal", "high"))
+    normal, high = (
+        run(*ENGINES["torch"], f"timing.detail={detail}", updates=6)[0][-1] for detail in ("normal", "high")
+    )
     for metrics in (normal, high):
         assert all(
             metrics[f"time/{phase}_ms"] > 0 for phase in ("env_step", "transfer", "inference", "credit", "update")

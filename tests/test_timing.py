@@ -121,6 +121,14 @@ def test_nothing_to_read_is_all_zeros() -> None:
     assert PhaseClock(CPU).read() == dict.fromkeys((*PHASES, "total"), 0.0), "parts of update are told only if timed"
 
 
+def test_what_is_captured_takes_no_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = PhaseClock(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(clock, "_stamp", None)
+    with clock.phase("env_step"):
+        pass
+
+
 def test_the_clock_tells_what_it_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count(step=1000)
     monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))  # a microsecond for every look at the clock

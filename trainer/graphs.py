@@ -116,5 +116,5 @@ def _leave_capture(stream: torch.cuda.Stream) -> None:
     a whole capture ends that."""
     torch.cuda.set_stream(stream)
     number = torch.zeros(1, device=stream.device)
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
         number += 1
