@@ -71,10 +71,14 @@ def test_a_cpu_has_no_graphs() -> None:
         assert make_graphs(config, torch.device("cuda"), clock, QuietConsole()).enabled == (setting == "true")
 
 
-def test_unequal_minibatches_are_an_obstacle_that_names_the_key() -> None:
-    config = small_config("ppo.num_minibatches=3", "num_envs=8", "rollout_length=8")
-    obstacle = graph_obstacle(config)
-    assert obstacle is not None and "ppo.num_minibatches=3" in obstacle
+@pytest.mark.parametrize(("core", "parts"), [("none", "64 rows"), ("gru", "8 envs")])
+def test_unequal_minibatches_are_an_obstacle_that_names_the_key(core: str, parts: str) -> None:
+    minibatches = 3 if core == "none" else 16
+    config = small_config(f"ppo.num_minibatches={minibatches}", "num_envs=8", "rollout_length=8")
+    config.policy.core = core
+    assert graph_obstacle(config) == f"ppo.num_minibatches={minibatches} does not divide the {parts}"
+    config.ppo.num_minibatches = 4
+    assert graph_obstacle(config) is None
 
 
 def test_a_step_warms_up_eagerly_and_its_parts_are_timed_until_then(captures: list[int]) -> None:
