@@ -172,23 +172,26 @@ def test_resuming_goes_on_from_the_observations_that_the_env_returned(script: Sc
     env = ScriptedEnv(script)
     collector = make_collector(env, make_policy(env), 4)
     restored = torch.full((NUM_ENVS, 3), 7.0)
-    collector.resume_from(restored)
+    collector.resume_from(restored, collector.state_dict())
     assert torch.equal(collector.collect().observations[0], restored)
 
 
-def test_clearing_filler_rows_keeps_their_values_and_all_other_rows(script: Script) -> None:
+def test_clearing_unread_rows_keeps_final_observations_that_are_bootstrapped_from_and_all_valid_rows(
+    script: Script,
+) -> None:
     env = ScriptedEnv(script, BOX)
     rollout = make_collector(env, make_policy(env), LENGTH).collect()
     before = fields(rollout)
-    for name in ("observations", "actions", "log_probs"):
-        getattr(rollout, name)[:LENGTH][~script.valid] = torch.nan
-    rollout.clear_filler_()
+    kept = dict.fromkeys(FIELDS, script.valid)
+    kept["observations"] = script.valid | script.bootstrapped_from_final
+    cleared = ("observations", "actions", "log_probs")
+    for name in cleared:
+        getattr(rollout, name)[:LENGTH][~kept[name]] = torch.nan
+    rollout.clear_unread_()
     for name, tensor in fields(rollout).items():
-        assert torch.equal(tensor[:LENGTH][script.valid], before[name][:LENGTH][script.valid]), name
-        if name in ("observations", "actions", "log_probs"):
-            assert not tensor[:LENGTH][~script.valid].any(), name
+        assert torch.equal(tensor[:LENGTH][kept[name]], before[name][:LENGTH][kept[name]]), name
+        assert name not in cleared or not tensor[:LENGTH][~kept[name]].any(), name
     assert torch.equal(rollout.values, before["values"])
-    assert torch.equal(rollout.observations[-1], script.observations[-1])
 
 
 def test_the_first_row_that_is_not_finite_is_named_and_filler_is_none(script: Script) -> None:
@@ -204,7 +207,6 @@ def test_the_first_row_that_is_not_finite_is_named_and_filler_is_none(script: Sc
 def test_a_final_observations_value_that_is_not_finite_is_named_only_where_it_bootstraps(script: Script) -> None:
     env = ScriptedEnv(script)
     rollout = make_collector(env, make_policy(env), LENGTH).collect()
-    rollout.clear_filler_()
     bootstrapped = script.bootstrapped_from_final
     rollout.values[:-1][~script.valid & ~bootstrapped] = torch.nan  # after a termination nobody reads it
     assert first_non_finite_row(rollout) is None

@@ -78,12 +78,6 @@ class Rollout:
         tensors = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "columns"}
         return replace(self, **{name: tensor[:, columns] for name, tensor in tensors.items()}, columns=columns)
 
-    def clear_filler_(self) -> None:
-        """Zero what a network or a distribution reads of filler rows: a selected-away loss still has a gradient, and
-        0 times a NaN input is NaN. Their values stay: each is V(final observation) of the row before."""
-        for tensor in (self.observations[:-1], self.actions, self.log_probs):
-            _clear_(tensor, ~self.valid)
-
     def read_rows(self) -> Tensor:
         """``[T + 1, N]`` bool: the observations that an update reads, because the row is valid or because the row
         before bootstraps from it."""
@@ -91,8 +85,8 @@ class Rollout:
         return torch.cat([self.valid, none]) | torch.cat([none, self.valid & ~self.terminated])
 
     def clear_unread_(self) -> None:
-        """`clear_filler_` for an update that evaluates all observations anew: those that it reads stay, V(final
-        observation) of a truncated row among them; the others become 0."""
+        """Zero what a network or a distribution reads of rows that count nowhere: a selected-away loss still has a
+        gradient, and 0 times a NaN input is NaN. Final observations that a truncated row bootstraps from stay."""
         _clear_(self.observations, ~self.read_rows())
         for tensor in (self.actions, self.log_probs):
             _clear_(tensor, ~self.valid)
