@@ -51,8 +51,8 @@ def row_of_actions(
     """``sum_a exp(policy[a]) * q[a]``, and Q and log-probability of ``action``, in row ``step`` of every run.
 
     Actions are read ``A`` at a time, as they lie, and the one taken is picked on chip. Probability 0 counts nothing
-    whatever its Q; an action out of range has NaN. ``ALIGN`` divides the offset of a row
-    and the number of actions, ``COUNT``.
+    whatever its Q; an ``action`` below 0 has NaN. ``ALIGN`` divides the offset of a row and the number of actions,
+    ``COUNT``.
     """
     t0, n, T, N = tile
     S: tl.constexpr = t0.shape[0]
@@ -63,7 +63,7 @@ def row_of_actions(
     q_row = tl.multiple_of(t * strides[1][0] + env * strides[1][1], [1, ALIGN])
     policy_row = tl.multiple_of(t * strides[2][0] + env * strides[2][1], [1, ALIGN])
     expected = tl.zeros([S, BN], ACC)
-    q_taken = tl.where((action >= 0) & (action < COUNT), expected, float("nan"))
+    q_taken = tl.where(action < 0, float("nan"), expected)
     log_prob = q_taken
     for start in tl.range(0, COUNT, A):
         mask = (t < T) & (env < N)
@@ -97,7 +97,8 @@ def retrace_categorical_rows(
     q_taken = ()
     log_rhos = ()
     for step in tl.static_range(L + 1):
-        action = actions[step].to(tl.int32)
+        allowed = (actions[step] >= 0) & (actions[step] < COUNT)
+        action = tl.where(allowed, actions[step], -1).to(tl.int32)
         row = row_of_actions(inputs[1], inputs[2], strides, tile, action, step, ACC, A, COUNT, ALIGN)
         expected = expected + (row[0],)
         q_taken = q_taken + (row[1],)
