@@ -42,7 +42,7 @@ class ActorPool:
         self._gate = Gate()
         memory = [
             self._actors[0].collector.rollout.for_envs(config.envs_per_update)
-            for _ in range(impala.queue_size or groups + 2)
+            for _ in range(impala.queue_size or groups + 1)
         ]
         self._queue: RolloutQueue[WindowNote] = RolloutQueue(self._gate, memory, per_group)
         self._is_forced = impala.force_lag is not None
