@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+import envs.torch_memory  # noqa: F401  (registers its task)
 from envs.actions import check_layout, index_range
 from envs.base import EnvError, StepResult, VecEnv
 from envs.checks import check_columns, copy_state, usable_device

@@ -123,9 +123,9 @@ class ModePolicy(ActorCritic):
         return super().act(observations, state, valid, deterministic)
 
 
-def make_policy(env: VecEnv, seed: int = 0, kind: type[Policy] = ActorCritic) -> Policy:
+def make_policy(env: VecEnv, seed: int = 0, kind: type[Policy] = ActorCritic, core: str = "none") -> Policy:
     torch.manual_seed(seed)
-    config = PolicyConfig(hidden_sizes=[8], activation="tanh")
+    config = PolicyConfig(hidden_sizes=[8], activation="tanh", core=core, core_size=5)
     return kind(env.single_observation_space, env.single_action_space, config)
 
 
@@ -163,10 +163,15 @@ class PPOCase:
     """A policy, a rollout of it, and PPO with settings; all from one seed."""
 
     def __init__(
-        self, script: Script, space: gymnasium.Space | None = None, value_normalizer: bool = False, **options: Any
+        self,
+        script: Script,
+        space: gymnasium.Space | None = None,
+        value_normalizer: bool = False,
+        core: str = "none",
+        **options: Any,
     ) -> None:
         env = ScriptedEnv(script, space or gymnasium.spaces.Box(-1, 1, (2,)))
-        self.policy = make_policy(env, kind=WatchedPolicy)
+        self.policy = make_policy(env, kind=WatchedPolicy, core=core)
         self.rollout = make_collector(env, self.policy, len(script.rewards)).collect()
         self.value_normalizer = ValueNormalizer() if value_normalizer else None
         config = PPOConfig(**{"learning_rate": 1e-2, "lr_schedule": "constant", **options})

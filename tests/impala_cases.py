@@ -29,6 +29,19 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def make_learner(
+    policy: ActorCritic,
+    credit: CreditConfig,
+    value_normalizer: ValueNormalizer | None = None,
+    observation_normalizer: ObservationNormalizer | None = None,
+    **settings: Any,
+) -> Impala:
+    config = ImpalaConfig(**{**SETTINGS, **settings})
+    denormalize = value_normalizer.denormalize if value_normalizer else torch.Tensor.float
+    estimator = make_estimator(policy, denormalize, credit, "torch", config.correction)
+    return Impala(policy, observation_normalizer, value_normalizer, estimator, config, Graphs(PhaseClock(CPU)))
+
+
 class LearnerCase:
     """A policy, a rollout that an older policy collected, and a learner; all from one seed."""
 
@@ -40,23 +53,20 @@ class LearnerCase:
         value_normalizer: ValueNormalizer | None = None,
         observation_normalizer: ObservationNormalizer | None = None,
         drift: float = 0.3,
+        core: str = "none",
         **settings: Any,
     ) -> None:
         self.credit = credit or CreditConfig(estimator="vtrace", gamma=0.9)
         env = ScriptedEnv(script, space)
         kind = QActorCritic if self.credit.estimator == "retrace" else ActorCritic
-        self.policy = make_policy(env, kind=kind)
+        self.policy = make_policy(env, kind=kind, core=core)
         self.rollout = make_collector(env, self.policy, len(script.rewards)).collect()
         torch.manual_seed(7)
         with torch.no_grad():
             for parameter in self.policy.parameters():
                 parameter += drift * torch.randn_like(parameter)
         self.value_normalizer, self.observation_normalizer = value_normalizer, observation_normalizer
-        config = ImpalaConfig(**{**SETTINGS, **settings})
-        denormalize = value_normalizer.denormalize if value_normalizer else torch.Tensor.float
-        estimator = make_estimator(self.policy, denormalize, self.credit, "torch", config.correction)
-        graphs = Graphs(PhaseClock(CPU))
-        self.learner = Impala(self.policy, observation_normalizer, value_normalizer, estimator, config, graphs)
+        self.learner = make_learner(self.policy, self.credit, value_normalizer, observation_normalizer, **settings)
 
     def parameters(self) -> dict[str, Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self.policy.named_parameters()}

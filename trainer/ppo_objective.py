@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
         shared = (rollout.observations[:-1], rollout.actions, rollout.log_probs, rollout.valid)
         assigned = torch.zeros(3, rollout.rewards.numel(), device=rollout.rewards.device)
-        return cls(*map(flat, shared), *assigned.unbind(), rollout.core_state[0])
+        return cls(*map(flat, shared), *assigned.unbind(), core_state=rollout.core_state[0])
 
     @property
     def is_sequential(self) -> bool:
