@@ -13,6 +13,9 @@ from torch import Tensor
 import envs
 from envs import envpool_worker
 from envs.base import VecEnv
+from trainer.builder import make_env
+from trainer.evaluate import evaluate
+from trainer.schema import compose_config
 
 N = 3
 
@@ -88,3 +91,24 @@ def test_the_time_limit_truncates_and_counts_agent_steps(episodic_life: bool, pl
     assert_filler_follows_every_end(played)
     assert not (played.truncated & played.terminated).any()
     assert (played.elapsed[played.truncated] == 23).all() and played.truncated.any(0).all()
+
+
+def test_evaluation_plays_whole_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose_config(["env=Breakout", "env.training_options.episodic_life=true", "env.options.noop_max=7"])
+    made: list[dict[str, Any]] = []
+
+    class Stop(Exception):
+        pass
+
+    def note(id: str, engine: str, num_envs: int, **options: Any) -> None:
+        made.append(options)
+        raise Stop
+
+    monkeypatch.setattr(envs, "make", note)
+    with pytest.raises(Stop):
+        make_env(config.env, 2, torch.device("cpu"), 0)
+    with pytest.raises(Stop):
+        evaluate(config, {}, 2, 0, True, torch.device("cpu"))
+    training, playing = made
+    assert training["episodic_life"] and training["noop_max"] == playing["noop_max"] == 7
+    assert "episodic_life" not in playing

@@ -12,6 +12,9 @@ import envs
 from envs.base import EnvError
 from envs.observations import ObservationMap
 from envs.seeding import first_seed
+from trainer.console import QuietConsole
+from trainer.loop import Trainer
+from trainer.schema import compose_config
 
 N = 3
 
@@ -77,3 +80,11 @@ def test_a_dm_control_task_steps_as_one_vector() -> None:
 def test_an_image_beside_vectors_is_refused_before_any_env_starts() -> None:
     with pytest.raises(EnvError, match=r"env\.id=MiniGrid-Empty-5x5-v0: observation part direction"):
         envs.make("MiniGrid-Empty-5x5-v0", "envpool", N)
+
+
+def test_ppo_trains_on_joined_observations() -> None:
+    small = ("num_envs=4", "rollout_length=4", "device=cpu", "env.num_threads=1")
+    trainer = Trainer(compose_config(["env.id=FingerSpin-v1", *small]), QuietConsole())
+    row = trainer.train_one_update()
+    trainer.close()
+    assert row["env_steps"] == 16 and row["skipped_minibatches"] == 0
