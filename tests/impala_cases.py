@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import torch
@@ -34,12 +34,15 @@ def make_learner(
     credit: CreditConfig,
     value_normalizer: ValueNormalizer | None = None,
     observation_normalizer: ObservationNormalizer | None = None,
+    loss_backend: Literal["torch", "triton"] = "torch",
     **settings: Any,
 ) -> Impala:
     config = ImpalaConfig(**{**SETTINGS, **settings})
     denormalize = value_normalizer.denormalize if value_normalizer else torch.Tensor.float
     estimator = make_estimator(policy, denormalize, credit, "torch", config.correction)
-    return Impala(policy, observation_normalizer, value_normalizer, estimator, config, Graphs(PhaseClock(CPU)))
+    return Impala(
+        policy, observation_normalizer, value_normalizer, estimator, config, Graphs(PhaseClock(CPU)), loss_backend
+    )
 
 
 class LearnerCase:

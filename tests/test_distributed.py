@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from fake_env import CPU, Script, ScriptedEnv, make_collector, make_policy, random_script
+from impala_cases import make_learner
 from torch.multiprocessing.spawn import spawn
 
 from trainer import distributed
 from trainer.config import CreditConfig, PPOConfig
 from trainer.estimator import estimate
 from trainer.graphs import Graphs
-from trainer.normalize import RunningMoments, ValueNormalizer, moments
+from trainer.normalize import ObservationNormalizer, RunningMoments, ValueNormalizer, moments
 from trainer.policy import ActorCritic
 from trainer.ppo import PPO
 from trainer.rollout import Rollout
@@ -93,9 +94,27 @@ def merged_moments(rank: int) -> Result:
     }
 
 
-def whole_batch(rank: int) -> Result:
-    policy, rollout = collected(columns(SCRIPT, rank))
+def on_policy(policy: ActorCritic, rollout: Rollout) -> Result:
     return update(policy, rollout, ValueNormalizer(), num_minibatches=1, update_epochs=3, lr_schedule="adaptive")
+
+
+def whole_batch(rank: int) -> Result:
+    return on_policy(*collected(columns(SCRIPT, rank)))
+
+
+def off_policy(policy: ActorCritic, rollout: Rollout) -> Result:
+    """Two updates of IMPALA with everything that ranks merge: gradients, advantage moments, both normalizers."""
+    normalizers = ValueNormalizer(), ObservationNormalizer((3,), clip=10.0)
+    learner = make_learner(
+        policy, CreditConfig(estimator="vtrace"), *normalizers, update_epochs=2, normalize_advantages=True
+    )
+    for _ in range(2):
+        metrics = learner.update(rollout, rollout.rewards, 0.0)
+    return {
+        "metrics": {name: float(value) for name, value in metrics.items()},
+        "parameters": torch.nn.utils.parameters_to_vector(policy.parameters()).detach(),
+        "steps": float(learner.optimizer.state_dict()["state"][0]["step"]),
+    }
 
 
 def with_kls(kls: tuple[float, float]) -> Callable[[int], Result]:
@@ -136,6 +155,7 @@ SCENARIOS: dict[str, Callable[[int], Result]] = {
     "primitives": primitives,
     "moments": merged_moments,
     "whole batch": whole_batch,
+    "off policy": lambda rank: off_policy(*collected(columns(SCRIPT, rank))),
     "kls": with_kls((0.01, 0.09)),
     "kls swapped": with_kls((0.09, 0.01)),
     "kls below": with_kls((0.01, 0.03)),
@@ -188,13 +208,14 @@ def test_merged_moments_are_those_of_all_rows(ranks: list[dict[str, Result]]) ->
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=0)
 
 
-def test_two_ranks_equal_one_process_with_all_their_envs(ranks: list[dict[str, Result]]) -> None:
-    policy, rollout = collected(SCRIPT)
-    normalizer = ValueNormalizer()
-    alone = update(policy, rollout, normalizer, num_minibatches=1, update_epochs=3, lr_schedule="adaptive")
-    assert alone["steps"] == 3
+@pytest.mark.parametrize(("scenario", "learn", "steps"), [("whole batch", on_policy, 3), ("off policy", off_policy, 4)])
+def test_two_ranks_equal_one_process_with_all_their_envs(
+    ranks: list[dict[str, Result]], scenario: str, learn: Callable[[ActorCritic, Rollout], Result], steps: int
+) -> None:
+    alone = learn(*collected(SCRIPT))
+    assert alone["steps"] == steps
     for results in ranks:
-        together = results["whole batch"]
+        together = results[scenario]
         # sums over rows in another order
         torch.testing.assert_close(together["parameters"], alone["parameters"], rtol=1e-4, atol=1e-5)
         shared = alone["metrics"].keys() - {"explained_variance"}  # of a rank's own rows

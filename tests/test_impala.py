@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
 import gymnasium
 import pytest
@@ -18,6 +19,7 @@ from trainer.config import ConfigError, CreditConfig, PolicyConfig
 from trainer.normalize import ObservationNormalizer, ValueNormalizer
 from trainer.q_policy import QActorCritic
 
+triton_launch: Any = pytest.importorskip("kernels.triton_loss_launch", reason="needs Triton")
 SPACES = {"discrete": DISCRETE, "continuous": BOX}
 RETRACE = CreditConfig(estimator="retrace", gamma=0.9, retrace_lambda=0.95)
 
@@ -186,12 +188,31 @@ def test_a_critic_in_units_of_its_targets_learns_the_same_credit(script: Script)
 def test_advantages_are_normalized_when_asked_for(script: Script):
     case = LearnerCase(script, normalize_advantages=True)
     learned = []
-    original = case.learner._loss
-    case.learner._loss = lambda *args: learned.append(args[2]) or original(*args)
+    original = case.learner._objective
+    case.learner._objective = lambda *args: learned.append(args[2]) or original(*args)
     case.update()
     advantages = learned[0].advantages[script.valid]
     assert float(advantages.mean()) == pytest.approx(0, abs=1e-5)
     assert float(advantages.std(correction=0)) == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.skipif(not triton_launch.INTERPRETED, reason="needs the Triton interpreter")
+@pytest.mark.parametrize("estimator", ["vtrace", "retrace"])
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
+def test_the_fused_loss_descends_the_same_gradients(script: Script, space: gymnasium.Space, estimator: str):
+    if estimator == "retrace" and space is BOX:
+        pytest.skip("Retrace takes Discrete actions")
+    results = {}
+    for backend in ("torch", "triton"):
+        credit = CreditConfig(estimator=estimator, gamma=0.9)
+        case = LearnerCase(script, space, credit, loss_backend=backend, update_epochs=2, num_minibatches=2)
+        kept = case.learner.optimizer = KeptGradients(case.policy, lr=1e-2)
+        results[backend] = case.update(), kept.kept
+    for name, value in results["torch"][0].items():
+        assert results["triton"][0][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    for plain, fused in zip(results["torch"][1], results["triton"][1], strict=True):
+        for name in plain:
+            torch.testing.assert_close(fused[name], plain[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])

@@ -168,7 +168,10 @@ def _impala(config: Config, parts: Parts) -> Method:
         parts.policy, normalizer.denormalize if normalizer else torch.Tensor.float, config.credit, parts.backend,
         config.impala.correction,
     )  # fmt: skip
-    impala = Impala(parts.policy, parts.observation_normalizer, normalizer, estimator, config.impala, parts.graphs)
+    impala = Impala(
+        parts.policy, parts.observation_normalizer, normalizer, estimator, config.impala, parts.graphs,
+        resolve_loss_backend(config, parts.device, len(parts.policy.head.choices)),
+    )  # fmt: skip
     return Method(ActorPool(config, parts.env, parts), impala)
 
 

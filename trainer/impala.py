@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,33 +11,14 @@ from torch import Tensor, nn
 from trainer import distributed, losses, schedules
 from trainer.config import ImpalaConfig
 from trainer.graphs import Graphs
+from trainer.impala_objective import REPORTED, Learned, Objective
 from trainer.normalize import ObservationNormalizer, ValueNormalizer
 from trainer.off_policy import OffPolicyCredit, OffPolicyEstimator, Present, Window
 from trainer.policy import ActorCritic
 from trainer.rmsprop import RMSProp
 from trainer.rollout import Rollout
 
-#: What one minibatch reports, in this order.
-_REPORTED = (
-    "loss/total",
-    "loss/policy",
-    "loss/value",
-    "loss/entropy",
-    "loss/approx_kl",
-    "loss/clip_fraction",
-    "grad_norm",
-)
-
 Columns = Tensor | slice  #: some envs of a batch, by number or all as they lie
-
-
-class _Learned(NamedTuple):
-    """What the first pass over a batch found, ``[T, N]``: constants that all passes share."""
-
-    log_probs: Tensor  #: of the policy that was evaluated
-    predictions: Tensor  #: of the critic, in units of reward
-    advantages: Tensor
-    targets: Tensor  #: in units of reward
 
 
 class Impala:
@@ -60,6 +41,7 @@ class Impala:
         estimator: OffPolicyEstimator,
         config: ImpalaConfig,
         graphs: Graphs,
+        loss_backend: Literal["torch", "triton"] = "torch",
     ):
         self.policy, self.config, self._clock, self._estimator = policy, config, graphs.clock, estimator
         self._observation_normalizer, self._value_normalizer = observation_normalizer, value_normalizer
@@ -69,9 +51,9 @@ class Impala:
         #: a tensor, so that the schedule never stops the device
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
         self.optimizer = _make_optimizer(config, policy, self.learning_rate)
-        self._clip_range = torch.tensor(config.clip_range, device=device)
+        self._objective = Objective(policy.head, config, device, loss_backend)
         self._skipped = torch.zeros((), device=device)
-        self._sums = torch.zeros(len(_REPORTED), device=device)
+        self._sums = torch.zeros(len(REPORTED) + 1, device=device)  #: of what is reported, and the gradient norm
 
     def update(self, rollout: Rollout, rewards: Tensor, progress: float) -> dict[str, Tensor]:
         """Assign credit and improve the policy on one batch of rollouts, in place.
@@ -84,8 +66,7 @@ class Impala:
         Returns:
             Scalar tensors on the device: means over the minibatches that were applied, ``skipped_minibatches`` (not
             finite, or after one that was not), ``learning_rate``, and ``explained_variance`` of the first pass.
-            ``loss/approx_kl`` is that of the present policy from the one that acted, ``0.5 * mean(log ratio^2)``: the
-            ratio itself may exceed float32 after a long lag, and means no harm where it is clipped.
+            ``loss/approx_kl`` is that of the present policy from the one that acted, ``0.5 * mean(log ratio^2)``.
         """
         if self.config.lr_schedule == "linear":
             self.learning_rate.fill_(schedules.linear(self.config.learning_rate, progress))
@@ -96,7 +77,7 @@ class Impala:
         self._skipped.zero_()
         self._sums.zero_()
         rollout.clear_unread_()
-        learned = _Learned(*torch.zeros(4, *rewards.shape, device=rewards.device).unbind())
+        learned = Learned(*torch.zeros(4, *rewards.shape, device=rewards.device).unbind())
         for epoch in range(self.config.update_epochs):
             for columns in self._minibatch_columns(rewards.shape[1]):
                 self._step(self._window(rollout, rewards, columns), columns, learned, is_first=epoch == 0)
@@ -104,7 +85,7 @@ class Impala:
             self._learn_statistics(rollout, learned.targets)
         applied = self.minibatches_per_update - self._skipped
         return {
-            **dict(zip(_REPORTED, (self._sums / applied.clamp(min=1.0)).unbind(), strict=True)),
+            **dict(zip((*REPORTED, "grad_norm"), (self._sums / applied.clamp(min=1.0)).unbind(), strict=True)),
             "skipped_minibatches": self._skipped.clone(),
             "learning_rate": self.learning_rate.clone(),
             "explained_variance": losses.explained_variance(learned.predictions, learned.targets, rollout.valid),
@@ -125,7 +106,7 @@ class Impala:
         fields = (rollout.actions, rollout.log_probs, rewards, rollout.terminated, rollout.truncated, rollout.valid)
         return Window(observations, *(field[:, columns] for field in fields), core_state=rollout.core_state[0, columns])
 
-    def _step(self, window: Window, columns: Columns, learned: _Learned, is_first: bool) -> None:
+    def _step(self, window: Window, columns: Columns, learned: Learned, is_first: bool) -> None:
         """One minibatch: forward, credit in the first pass, backward, and an optimizer step unless it is withheld."""
         phase = self._clock.phase
         count = distributed.sum_(window.valid.sum(dtype=torch.float32))
@@ -135,7 +116,9 @@ class Impala:
             with phase("credit"):
                 self._learn(learned, columns, present, assign())
         with phase("forward"):
-            loss, report = self._loss(window, present, _Learned(*(field[:, columns] for field in learned)), count)
+            own = Learned(*(field[:, columns] for field in learned))
+            targets = own.targets if self._value_normalizer is None else self._value_normalizer.normalize(own.targets)
+            loss, report = self._objective(window, present, own, targets, count)
         with phase("backward"):
             loss.backward()
             distributed.sum_gradients_(self.policy.parameters())
@@ -148,7 +131,7 @@ class Impala:
             self._skipped += skipping
             self._sums += torch.where(skipping, 0.0, report)
 
-    def _learn(self, learned: _Learned, columns: Columns, present: Present, credit: OffPolicyCredit) -> None:
+    def _learn(self, learned: Learned, columns: Columns, present: Present, credit: OffPolicyCredit) -> None:
         """Keep what the first pass found of a minibatch."""
         advantages = credit.advantages
         if self.config.normalize_advantages:
@@ -156,28 +139,9 @@ class Impala:
         predictions = present.predictions.detach()
         if self._value_normalizer is not None:
             predictions = self._value_normalizer.denormalize(predictions)
-        found = (present.log_probs.detach(), predictions, advantages, credit.targets)
+        found = (present.log_probs, predictions, advantages, credit.targets)
         for field, values in zip(learned, found, strict=True):
             field[:, columns] = values
-
-    def _loss(self, window: Window, present: Present, learned: _Learned, count: Tensor) -> tuple[Tensor, Tensor]:
-        """The scalar to descend, and this rank's share of the reported values but the gradient norm."""
-        config, valid = self.config, window.valid.flatten()
-        log_probs, entropies, predictions = (tensor.flatten() for tensor in present)
-        surrogate = losses.clipped_surrogate(
-            log_probs, learned.log_probs.flatten(), learned.advantages.flatten(), valid, count, self._clip_range
-        )
-        targets = learned.targets.flatten()
-        if self._value_normalizer is not None:
-            targets = self._value_normalizer.normalize(targets)
-        value = losses.value_loss(predictions, predictions, targets, valid, count, clip_range=None)
-        entropy = losses.entropy_bonus(entropies, valid, count)
-        total = surrogate.loss + config.value_coef * value - config.entropy_coef * entropy
-        with torch.no_grad():
-            log_ratio = losses.select(log_probs - window.log_probs.flatten(), valid)
-            lag_kl = losses.masked_mean(0.5 * log_ratio.square(), valid, count)
-        report = torch.stack([total, surrogate.loss, value, entropy, lag_kl, surrogate.clip_fraction])
-        return total, report.detach()
 
     def _apply(self, withheld: Tensor) -> None:
         """One optimizer step, unless ``withheld`` is 1: then parameters, moments and step count stay bit for bit."""

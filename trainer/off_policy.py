@@ -32,10 +32,11 @@ class Window(NamedTuple):
 
 
 class Present(NamedTuple):
-    """What the present policy says of a window, with gradients."""
+    """What the present policy says of a window, with gradients but for the log-probs."""
 
-    log_probs: Tensor  #: ``[T, n]``, of the actions
-    entropies: Tensor  #: ``[T, n]``, nats
+    policy_outputs: Tensor  #: ``[T, n, outputs]``, means or logits
+    log_std: Tensor | None  #: ``[outputs]``, for continuous actions
+    log_probs: Tensor  #: ``[T, n]``, of the actions; a constant
     predictions: Tensor  #: ``[T, n]``, of the targets by the critic, in its units
 
 
@@ -84,9 +85,11 @@ class VTraceEstimator:
         """Evaluate; the credit is that of `kernels.vtrace`."""
         head = self._policy.head
         outputs = self._policy.outputs(window.observations, window.core_state, window.valid)
-        distribution = head.distribution(outputs.policy_outputs[:-1], outputs.log_std)
-        present = Present(distribution.log_prob(head.flat(window.actions)), distribution.entropy(), outputs.values[:-1])
-        return present, lambda: self._credit(window, present.log_probs.detach(), outputs.values.detach())
+        policy_outputs, log_std = outputs.policy_outputs[:-1], outputs.log_std
+        with torch.no_grad():
+            log_probs = head.distribution(policy_outputs, log_std).log_prob(head.flat(window.actions))
+        present = Present(policy_outputs, log_std, log_probs, outputs.values[:-1])
+        return present, lambda: self._credit(window, log_probs, outputs.values.detach())
 
     def _credit(self, window: Window, log_probs: Tensor, values: Tensor) -> OffPolicyCredit:
         options, config = self._options, self._options.config
@@ -112,19 +115,15 @@ class RetraceEstimator:
     def __call__(self, window: Window) -> tuple[Present, Callable[[], OffPolicyCredit]]:
         """Evaluate; the credit is that of `kernels.retrace_categorical`."""
         outputs = self._policy.q_outputs(window.observations, window.core_state, window.valid)
-        log_probs, actions = outputs.logits.log_softmax(-1), window.actions[..., None]
-        present = Present(
-            log_probs[:-1].gather(-1, actions).squeeze(-1),
-            self._policy.head.distribution(outputs.logits[:-1], None).entropy(),
-            outputs.q_values[:-1].gather(-1, actions).squeeze(-1),
-        )
-        return present, lambda: self._credit(window, log_probs.detach(), outputs.q_values.detach())
+        log_probs = outputs.logits.detach().log_softmax(-1)
+        taken = _of_action(log_probs[:-1], window.actions)
+        present = Present(outputs.logits[:-1], None, taken, _of_action(outputs.q_values[:-1], window.actions))
+        return present, lambda: self._credit(window, log_probs, taken, outputs.q_values.detach())
 
-    def _credit(self, window: Window, log_probs: Tensor, q_values: Tensor) -> OffPolicyCredit:
+    def _credit(self, window: Window, log_probs: Tensor, target: Tensor, q_values: Tensor) -> OffPolicyCredit:
         options, config = self._options, self._options.config
         q_values = options.denormalize(q_values)
         expected = (log_probs.exp() * q_values).sum(-1)
-        target = log_probs[:-1].gather(-1, window.actions[..., None]).squeeze(-1)
         behaviour = options.behaviour(window, target)
         q_targets = kernels.retrace_categorical(
             window.rewards, q_values[:-1], log_probs[:-1], behaviour, window.actions, expected[-1],
@@ -133,6 +132,11 @@ class RetraceEstimator:
         ratios = (target - behaviour).exp().clamp(max=config.pg_rho_bar)
         advantages = torch.where(window.valid, ratios * (q_targets - expected[:-1]), 0.0)
         return OffPolicyCredit(advantages, q_targets, moments(advantages.flatten(), window.valid.flatten()))
+
+
+def _of_action(values: Tensor, actions: Tensor) -> Tensor:
+    """``[T, n, actions]`` at ``[T, n]``."""
+    return values.gather(-1, actions[..., None]).squeeze(-1)
 
 
 def make_estimator(

@@ -1,0 +1,93 @@
+"""IMPALA's objective on one minibatch of windows: in torch for any policy, or fused into one kernel call."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels import ppo_loss
+from trainer import losses
+from trainer.config import ImpalaConfig
+from trainer.distributions import ActionHead
+from trainer.off_policy import Present, Window
+
+#: What an objective reports, in this order; each sums over ranks.
+REPORTED = ("loss/clip_fraction", "loss/total", "loss/policy", "loss/value", "loss/entropy", "loss/approx_kl")
+
+
+class Learned(NamedTuple):
+    """What the first pass over a batch found, ``[T, n]``: constants that all passes share."""
+
+    log_probs: Tensor  #: of the policy that was evaluated
+    predictions: Tensor  #: of the critic, in units of reward
+    advantages: Tensor
+    targets: Tensor  #: in units of reward
+
+
+class Objective:
+    """``policy loss + value_coef * value loss - entropy_coef * entropy`` over the valid rows of a minibatch.
+
+    The policy loss is PPO's clipped surrogate around the policy of the first pass. In that pass the ratio is 1, and
+    the gradient ``-mean(A * grad log pi)``: IMPALA's own.
+
+    Args:
+        head: how the policy's outputs become a distribution.
+        config: coefficients.
+        device: of the policy.
+        backend: ``triton``, one fused kernel call (`kernels.ppo_loss`), or ``torch`` (`trainer.losses`).
+    """
+
+    def __init__(
+        self, head: ActionHead, config: ImpalaConfig, device: torch.device, backend: Literal["torch", "triton"]
+    ):
+        self._head, self._config = head, config
+        self._clip_range = torch.tensor(config.clip_range, device=device)
+        self._solve = self._fused if backend == "triton" else self._in_torch
+
+    def __call__(
+        self, window: Window, present: Present, learned: Learned, targets: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The scalar to descend and, without gradient, ``[len(REPORTED)]``: this rank's share of what is reported.
+
+        Args:
+            window: ``[T, n]``.
+            present: the present policy's evaluation of it, with gradients.
+            learned: constants of the first pass.
+            targets: ``[T, n]``, in the critic's units.
+            count: scalar, what sums are divided by: valid rows of the minibatch, over all ranks.
+        """
+        loss, report = self._solve(window, present, learned, targets, count)
+        # the ratio itself may exceed float32 after a long lag, and does no harm where it is clipped
+        log_ratio = losses.select(present.log_probs - window.log_probs, window.valid)
+        lag_kl = losses.masked_mean(0.5 * log_ratio.square(), window.valid, count)
+        return loss, torch.cat([report.detach(), lag_kl[None]])
+
+    def _in_torch(
+        self, window: Window, present: Present, learned: Learned, targets: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        config, valid = self._config, window.valid.flatten()
+        distribution = self._head.distribution(present.policy_outputs, present.log_std)
+        log_probs = distribution.log_prob(self._head.flat(window.actions)).flatten()
+        surrogate = losses.clipped_surrogate(
+            log_probs, learned.log_probs.flatten(), learned.advantages.flatten(), valid, count, self._clip_range
+        )
+        predictions = present.predictions.flatten()
+        value = losses.value_loss(predictions, predictions, targets.flatten(), valid, count, clip_range=None)
+        entropy = losses.entropy_bonus(distribution.entropy().flatten(), valid, count)
+        total = surrogate.loss + config.value_coef * value - config.entropy_coef * entropy
+        return total, torch.stack([surrogate.clip_fraction, total, surrogate.loss, value, entropy])
+
+    def _fused(
+        self, window: Window, present: Present, learned: Learned, targets: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        config = self._config
+        rows = (self._head.flat(window.actions), learned.log_probs, learned.advantages, targets)
+        loss = ppo_loss(
+            present.policy_outputs.flatten(0, 1), present.predictions.flatten(),
+            *(tensor.flatten(0, 1) for tensor in rows), valid=window.valid.flatten(), log_std=present.log_std,
+            count=count, clip_range=self._clip_range, value_coef=config.value_coef, entropy_coef=config.entropy_coef,
+            backend="triton",
+        )  # fmt: skip
+        return loss.total, loss.report[1:6]
