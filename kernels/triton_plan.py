@@ -26,8 +26,8 @@ from kernels.triton_vtrace import vtrace_results, vtrace_rows
 from kernels.triton_workspace import Workspaces
 
 MAX_COEFFICIENTS = 4
-#: Maps, flags and moments of a launch that needs none.
-NOTHING_SHARED = (None, None, None)
+#: Words and moments of a launch that needs none.
+NOTHING_SHARED = (None, None)
 
 
 def _empty_on_gpu(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -195,12 +195,12 @@ class ScanPlan:
         return (tuple(inputs), tuple(targets), *shared, *scalars, self.strides, output_strides, *self.sizes)
 
     def _shared(self, stream: int, targets: list[Any], addresses: bool = True) -> tuple[Any, ...]:
-        """Maps, flags and moments of a launch; takes the moments' result from the end of ``targets``."""
+        """Words and moments of a launch; takes the moments' result from the end of ``targets``."""
         capturing = self.index is not None and torch.cuda.is_current_stream_capturing()
         workspace = self.workspaces.get(stream, capturing)
-        flags, counter, parts, maps = workspace.addresses if addresses else workspace.tensors
+        counter, parts, words = workspace.addresses if addresses else workspace.tensors
         moments = (targets.pop(), parts, counter) if self.moments else None
-        return (maps, flags, moments) if self.split else (None, None, moments)
+        return (words if self.split else None, moments)
 
 
 def _stream_getter() -> Callable[[int | None], int]:

@@ -86,36 +86,70 @@ def store_carry(out, stride, tile, rows, done, L: tl.constexpr):
 
 
 @triton.jit
-def publish(maps, flags, a, b, tile_index, block, n, N, tiles, blocks):
-    """Write a tile's map where later tiles find it, then raise its flag; returns the number that the flag now shows.
-
-    Every launch raises every flag by one, so that nothing has to be reset between launches or graph replays.
-    """
-    rank = tile_index * N + n
-    tl.store(maps + rank, a, mask=n < N)
-    tl.store(maps + tiles * N + rank, b, mask=n < N)
-    tl.debug_barrier()  # all threads have written before one of them raises the flag
-    return tl.atomic_add(flags + tile_index * blocks + block, 1, sem="release") + 1
+def launch_number(words, tile_index, first_env, N):
+    """One more than the number in the tile's words since the launch before; a scalar, so that it is read once."""
+    word = tl.load(words + tile_index * N + first_env, volatile=True)
+    return ((word >> 32) + 1) & 0xFFFFFFFF
 
 
 @triton.jit
-def state_before(maps, flags, shown, state, tile_index, block, n, N, tiles, blocks):
+def to_words(x, launch):
+    """The bits of ``x`` in the lower halves of one or two 64-bit words, the launch's number in the upper ones."""
+    if x.dtype == tl.float64:
+        bits = x.to(tl.int64, bitcast=True)
+        halves = (bits & 0xFFFFFFFF, (bits >> 32) & 0xFFFFFFFF)
+    else:
+        halves = (x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF,)
+    words = ()
+    for i in tl.static_range(len(halves)):
+        words = words + (halves[i] | (launch << 32),)
+    return words
+
+
+@triton.jit
+def from_words(words):
+    """The inverse of `to_words`."""
+    if len(words) == 2:
+        x = ((words[1] << 32) | (words[0] & 0xFFFFFFFF)).to(tl.float64, bitcast=True)
+    else:
+        x = words[0].to(tl.int32).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def publish(words, a, b, launch, tile_index, n, N, tiles):
+    """Write a tile's map where later tiles find it; every word says by itself whether it is of this launch."""
+    map_words = to_words(a, launch) + to_words(b, launch)
+    tl.debug_barrier()  # all threads have read the number that the words showed
+    for i in tl.static_range(len(map_words)):
+        tl.atomic_xchg(words + (i * tiles + tile_index) * N + n, map_words[i], mask=n < N, sem="relaxed")
+
+
+@triton.jit
+def state_before(words, launch, state, tile_index, n, N, tiles, ACC: tl.constexpr):
     """What enters a tile, ``[1, BN]``: the maps of all earlier tiles, as soon as they are there, applied to ``state``.
 
     The GPU starts programs in the order of their index, and earlier tiles have lower ones, so the wait ends.
     """
     GROUP: tl.constexpr = 16  # more at a time runs out of registers
-    member = tl.arange(0, GROUP)
+    HALVES: tl.constexpr = ACC.primitive_bitwidth // 32
+    member = tl.arange(0, GROUP)[:, None]
     for start in tl.range(0, tile_index, GROUP):
-        earlier = start + member
-        waiting = tl.full((), 1, tl.int32)
-        while waiting > 0:
-            seen = tl.atomic_or(flags + earlier * blocks + block, 0, mask=earlier < tile_index, sem="acquire")
-            waiting = tl.sum(tl.where((earlier < tile_index) & (seen != shown), 1, 0), 0)
-        rank = earlier[:, None] * N + n
-        mask = (earlier[:, None] < tile_index) & (n < N)
-        a = tl.load(maps + rank, mask=mask, other=0, cache_modifier=".cg")
-        b = tl.load(maps + tiles * N + rank, mask=mask, other=1, cache_modifier=".cg")
+        mask = (start + member < tile_index) & (n < N)
+        a = tl.zeros([GROUP, n.shape[1]], ACC)
+        b = a + 1
+        missing = tl.full((), 1, tl.int32)
+        while missing > 0:
+            map_words = ()
+            late = mask & (mask == 0)
+            for i in tl.static_range(2 * HALVES):
+                place = words + (i * tiles + start + member) * N + n
+                word = tl.load(place, mask=mask, other=0, volatile=True)
+                late = late | (mask & (((word >> 32) & 0xFFFFFFFF) != launch))
+                map_words = map_words + (word,)
+            a = tl.where(mask, from_words(map_words[:HALVES]), 0)
+            b = tl.where(mask, from_words(map_words[HALVES:]), 1)
+            missing = tl.sum(tl.sum(late.to(tl.int32), 1), 0)
         a, b = tl.associative_scan((a, b), 0, compose)
         state, _ = compose(state, 0, last_run(a), last_run(b))
     return state
@@ -157,7 +191,7 @@ def finish(
 
 @triton.jit
 def scan_kernel(
-    inputs, outputs, maps, flags, moments,
+    inputs, outputs, words, moments,
     gamma: tl.float64, c0: tl.float64, c1: tl.float64, c2: tl.float64, c3: tl.float64,
     strides, output_strides, T, N, blocks, tiles,
     ROWS: tl.constexpr, RESULTS: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr,
@@ -168,7 +202,7 @@ def scan_kernel(
     """Solve ``BN`` envs tile by tile, or, if time is ``SPLIT``, one tile of them; see the module.
 
     ``inputs`` are the operation's, then gamma ``[N]`` or None, for which ``gamma`` stands.
-    ``maps`` ``[2, tiles, N]`` and ``flags`` ``[tiles, blocks]`` carry the tiles' maps from program to program;
+    ``words`` ``[2 or 4, tiles, N]`` carry the tiles' maps from program to program;
     ``moments`` is None or (result ``[3]``, the programs' parts, a counter), of the output with index ``ADVANTAGES``.
     """
     block = tl.program_id(0) % blocks
@@ -185,6 +219,8 @@ def scan_kernel(
     coefficients = (gammas, tl.full((), c0, ACC), tl.full((), c1, ACC), tl.full((), c2, ACC), tl.full((), c3, ACC))
 
     state = tl.zeros([1, BN], ACC) if REVERSE else initial_state(inputs, strides, n, N, ACC)
+    if SPLIT:
+        launch = launch_number(words, first_tile, block * BN, N)
     stats = (tl.full((), 0, ACC), tl.full((), 0, ACC), tl.full((), 0, ACC))
     for step in tl.range(0, 1 if SPLIT else tiles, num_stages=STAGES):
         index = first_tile + step
@@ -207,8 +243,8 @@ def scan_kernel(
         a = last_run(a)
         b = last_run(b)
         if SPLIT:
-            shown = publish(maps, flags, a, b, index, block, n, N, tiles, blocks)
-            state = state_before(maps, flags, shown, state, index, block, n, N, tiles, blocks)
+            publish(words, a, b, launch, index, n, N, tiles)
+            state = state_before(words, launch, state, index, n, N, tiles, ACC)
         x, _ = compose(state, 0, c, d)
         if CHUNKS == 1:
             solved = (tile, alpha, beta, valid, kept)

@@ -1,4 +1,4 @@
-"""Memory that the launches of one plan leave for each other: flags, a counter, parts of moments, maps of tiles."""
+"""Memory that the launches of one plan leave for each other: a counter, parts of moments, maps of tiles."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import torch
 
 
 class Workspace:
-    """Flags and a counter, parts, maps; zeroed once.
+    """A counter, parts, words; zeroed once.
 
-    Every launch raises all flags alike and leaves the counter at 0, so that launches need not reset anything.
+    Every launch leaves the counter at 0 and raises the number in all words by one, so that launches reset nothing.
     """
 
     def __init__(self, programs: int, envs: int, tiles: int, dtype: torch.dtype, device: torch.device) -> None:
-        sizes = (4 * (programs + 1), 3 * programs * dtype.itemsize, 2 * tiles * envs * dtype.itemsize)
+        sizes = (4, 3 * programs * dtype.itemsize, 4 * tiles * envs * dtype.itemsize)
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + -(-size // 16) * 16)
         self.memory = torch.zeros(starts.pop(), dtype=torch.uint8, device=device)
-        flags, parts, maps = (self.memory[start:] for start in starts)
-        flags = flags[: sizes[0]].view(torch.int32)
-        #: flags, counter, parts, maps
-        self.tensors = (flags[:-1], flags[-1:], parts.view(dtype), maps.view(dtype))
+        counter, parts, words = (self.memory[start:] for start in starts)
+        #: counter, parts, words
+        self.tensors = (counter[:4].view(torch.int32), parts.view(dtype), words.view(torch.int64))
         self.addresses = tuple(x.data_ptr() for x in self.tensors)
 
 
