@@ -80,7 +80,7 @@ def test_every_kind_of_tile_agrees_with_the_reference(operation: str, tile: Any,
 def test_splitting_time_changes_no_count(length: int, chunks: int, use: Any) -> None:
     use(TILES["split"]._replace(chunks=chunks))
     inputs, counted = counting_window(length, 3)
-    for _ in range(2):  # the second launch finds the flags as the first one left them
+    for _ in range(2):  # the second launch finds the words as the first one left them
         assert torch.equal(run("gae", inputs, **TRITON)[0], counted)
 
 
