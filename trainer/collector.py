@@ -13,7 +13,7 @@ from envs.actions import ActionMap
 from envs.base import VecEnv
 from trainer import distributed
 from trainer.graphs import Graphs, Part
-from trainer.normalize import ObservationNormalizer, ValueNormalizer
+from trainer.normalize import ObservationNormalizer, Scaling, ValueNormalizer
 from trainer.policy import Action, ActorCritic
 from trainer.rollout import Rollout
 
@@ -46,6 +46,8 @@ class Collector:
             env.num_envs, *policy.action_shape, dtype=policy.action_dtype, device=env.device
         )  #: what the env is sent
         self._state = policy.initial_state(env.num_envs)  #: the memory with which it sees them
+        #: frozen while a rollout is collected
+        self._scaling = Scaling(*map(torch.clone, observation_normalizer.scaling())) if observation_normalizer else None
         self._rows = torch.zeros(len(env.pools), 1, dtype=torch.int64, device=env.device)  #: each pool's row, t
         self._act: Callable[..., Action] = torch.compile(policy.act) if compile_policy else policy.act
         pools = range(len(env.pools))
@@ -55,6 +57,7 @@ class Collector:
             [graphs.step(engine, Part(phase, partial(run, p)), capturable=env.capturable) for p in pools]
             for phase, run in (("env_step", self._send_to), ("transfer", self._receive_from))
         )
+        self._begin = graphs.step("the rollout's start", Part("normalize", self._freeze_scaling))
         self._finish = graphs.step(
             "the rollout's end",
             Part("normalize", self._normalize_observations),
@@ -116,7 +119,7 @@ class Collector:
 
         Its observations come back normalized, and the normalizer has learned from the raw ones.
         """
-        self._rows.zero_()
+        self._begin()
         self.rollout.core_state[0] = self._state
         for t in range(self.rollout.length):
             for pool in range(len(self.env.pools)):
@@ -164,7 +167,14 @@ class Collector:
         row += 1
 
     def _normalized(self, observations: Tensor) -> Tensor:
-        return observations if self.observation_normalizer is None else self.observation_normalizer(observations)
+        normalizer = self.observation_normalizer
+        return observations if normalizer is None else normalizer(observations, self._scaling)
+
+    def _freeze_scaling(self) -> None:
+        self._rows.zero_()
+        if self.observation_normalizer is not None and self._scaling is not None:
+            for frozen, present in zip(self._scaling, self.observation_normalizer.scaling(), strict=True):
+                frozen.copy_(present)
 
     def _normalize_observations(self) -> None:
         """The rollout's observations as the policy saw them; the normalizer learns from the raw ones."""
@@ -172,7 +182,7 @@ class Collector:
         rollout.observations[-1] = self._observations
         if self.observation_normalizer is None:
             return
-        normalized = self.observation_normalizer(rollout.observations)
+        normalized = self._normalized(rollout.observations)
         self.observation_normalizer.update(rollout.observations[:-1], rollout.valid)
         rollout.observations.copy_(normalized)
 

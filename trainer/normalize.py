@@ -7,6 +7,8 @@ numbers.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -72,6 +74,16 @@ class RunningMoments(nn.Module):
         return torch.where(self.count > 0, self.m2 / self.count.clamp(min=1.0), 1.0)
 
 
+class Scaling(NamedTuple):
+    """What a normalizer subtracts and multiplies, ``[*shape]``, while its statistics are frozen."""
+
+    mean: Tensor  #: float64
+    rate: Tensor  #: float64, ``1 / std``
+    high: Tensor  #: float32, the mean rounded
+    low: Tensor  #: float32, what rounding the mean left: with mean 20000 and std 0.4 it would show
+    rate32: Tensor  #: float32
+
+
 class ObservationNormalizer(nn.Module):
     """``clip((observation - mean) / std, -clip, clip)``, float32; a constant column becomes exactly 0."""
 
@@ -80,16 +92,20 @@ class ObservationNormalizer(nn.Module):
         self.running = RunningMoments(shape, device)
         self.clip = clip
 
-    def forward(self, observations: Tensor) -> Tensor:
-        """Normalize ``[..., *shape]`` with the statistics as they are; updates nothing."""
-        mean = self.running.mean
-        scale = torch.rsqrt(self.running.variance() + _EPS)
-        if observations.dtype == torch.float64:
-            return ((observations - mean) * scale).clamp(-self.clip, self.clip).float()
-        # the mean's rounding to float32 is subtracted too: with mean 20000 and std 0.4 it would show
+    def scaling(self) -> Scaling:
+        """The present statistics, as `forward` applies them."""
+        mean, rate = self.running.mean, torch.rsqrt(self.running.variance() + _EPS)
         high = mean.float()
-        low = (mean - high.double()).float()
-        return (((observations.float() - high) - low) * scale.float()).clamp(-self.clip, self.clip)
+        return Scaling(mean, rate, high, (mean - high.double()).float(), rate.float())
+
+    def forward(self, observations: Tensor, scaling: Scaling | None = None) -> Tensor:
+        """Normalize ``[..., *shape]`` with the statistics as they are, or as they were in a `scaling`; updates
+        nothing."""
+        scaling = scaling or self.scaling()
+        if observations.dtype == torch.float64:
+            return ((observations - scaling.mean) * scaling.rate).clamp(-self.clip, self.clip).float()
+        centred = (observations.float() - scaling.high) - scaling.low
+        return (centred * scaling.rate32).clamp(-self.clip, self.clip)
 
     def update(self, observations: Tensor, valid: Tensor) -> None:
         """Learn from the valid rows of a rollout: ``[T, N, *shape]`` and ``[T, N]``."""
