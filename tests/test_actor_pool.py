@@ -60,11 +60,15 @@ def updates(trainers: list[Trainer], count: int, *overrides: str) -> list[dict[s
 def _no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    gc.collect()  # an env that was refused half way through the start is dropped, not closed
-    started = [t for t in set(threading.enumerate()) - before if t.name.startswith(("actor", "pool"))]
-    for thread in started:
+    if _started_since(before):
+        gc.collect()  # an env that was refused half way through the start is dropped, not closed
+    for thread in _started_since(before):
         thread.join(2.0 if thread.name.startswith("pool") else 0.0)
-    assert [thread.name for thread in started if thread.is_alive()] == []
+    assert [thread.name for thread in _started_since(before)] == []
+
+
+def _started_since(before: set[threading.Thread]) -> list[threading.Thread]:
+    return [t for t in set(threading.enumerate()) - before if t.name.startswith(("actor", "pool"))]
 
 
 def test_a_run_finishes_and_logs_what_every_run_logs(tmp_path: Path):
