@@ -85,6 +85,20 @@ def test_splitting_time_changes_no_count(length: int, chunks: int, use: Any) -> 
 
 
 @on_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_numbers_of_launches_may_wrap_around(dtype: torch.dtype, use: Any) -> None:
+    use(TILES["split"])
+    inputs, counted = counting_window(33, 3)
+    inputs = {k: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in inputs.items()}
+    run("gae", inputs, **TRITON)
+    (entry,) = launch._plans.values()
+    (workspace,) = entry.plan.workspaces.used.values()
+    workspace.tensors[2].fill_(-1)  # every word of launch 2^32 - 1
+    for _ in range(2):
+        assert torch.equal(run("gae", inputs, **TRITON)[0], counted.to(dtype))
+
+
+@on_cpu
 def test_more_tiles_than_one_group_of_maps_chain_exactly(use: Any) -> None:
     use(tiles.Tile(1, 2, 1, 1, split=True))
     inputs, counted = counting_window(37, 2, (4, 20))
