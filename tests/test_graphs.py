@@ -174,6 +174,7 @@ def refuse(notice: str) -> None:
         ["ppo.recompute_advantages=minibatch", "ppo.value_clip_range=0.2"],
         ["ppo.recompute_advantages=epoch", "env.id=Pendulum", "normalize.observations=true"],
         ["env.reseed_interval=5"],
+        ["policy.core=lstm", "policy.core_size=8", "normalize.observations=true"],
     ],
     ids=lambda settings: settings[0],
 )
@@ -202,6 +203,7 @@ def run(*overrides: str, updates: int = 20) -> Run:
         ["ppo.recompute_advantages=minibatch", "normalize.rewards=true"],
         ["timing.detail=high"],
         ["loss.backend=triton", "ppo.value_clip_range=0.2", "ppo.entropy_coef=0.01"],
+        ["policy.core=gru", "policy.core_size=8", "loss.backend=triton"],
     ],
     ids=lambda settings: settings[0],
 )
