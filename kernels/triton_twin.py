@@ -1,8 +1,8 @@
 """Layers of two MLPs side by side: each launch does the same step for both, with bias and activation fused.
 
 The last grid axis is the network, called ``g`` here; what belongs to a network comes in pairs. A layer has K inputs and
-N outputs, its weight is ``[N, K]`` as in `torch.nn.Linear`. Products take operands of ``DOT`` (bfloat16, or float32 at
-``PRECISION``) and add in float32. Sums over rows are split over programs and joined in a fixed order.
+N outputs, its weight is ``[N, K]`` as in `torch.nn.Linear`. Products take operands of ``DOT`` (bfloat16 or float32) and
+add in float32. Sums over rows are split over programs and joined in a fixed order.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
@@ -53,7 +53,7 @@ def load_tile(x, stride, row, rows, column, columns, DOT: tl.constexpr):
 @triton.jit
 def layer_kernel(
     inputs, weights, biases, outputs, output_strides, B, widths, INPUT_STRIDE: tl.constexpr, K: tl.constexpr,
-    ACTIVATION: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ACTIVATION: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
     """``outputs = activation(inputs @ weights.T + biases)``."""
@@ -66,7 +66,7 @@ def layer_kernel(
         k = start + tl.arange(0, STEP)
         left = load_tile(x, INPUT_STRIDE, row, B, k, K, DOT)
         right = load_tile(weight, K, n, N, k, K, DOT)
-        z = tl.dot(left, tl.trans(right), z, input_precision=PRECISION)
+        z = tl.dot(left, tl.trans(right), z, input_precision="ieee")
     z += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
     h = activate(z, ACTIVATION).to(y.dtype.element_ty)
     at = y + row.to(tl.int64)[:, None] * pick(output_strides, g) + n[None, :]
@@ -76,7 +76,7 @@ def layer_kernel(
 @triton.jit
 def input_gradient_kernel(
     gradients, gradient_strides, weights, values, results, B, widths, K: tl.constexpr, ACTIVATION: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    DOT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
     MAX_N: tl.constexpr,
 ):  # fmt: skip
     """``results = gradients @ weights * slope(values)``: from a layer's sums to those of the layer below."""
@@ -90,7 +90,7 @@ def input_gradient_kernel(
         n = start + tl.arange(0, STEP)
         left = load_tile(dz, stride, row, B, n, N, DOT)
         right = load_tile(weight, K, n, N, k, K, DOT)
-        gradient = tl.dot(left, right, gradient, input_precision=PRECISION)
+        gradient = tl.dot(left, right, gradient, input_precision="ieee")
     gradient *= slope(load_tile(h, K, row, B, k, K, tl.float32), ACTIVATION)
     at = below + row.to(tl.int64)[:, None] * K + k[None, :]
     tl.store(at, gradient.to(below.dtype.element_ty), mask=(row < B)[:, None] & (k < K)[None, :])
@@ -99,7 +99,7 @@ def input_gradient_kernel(
 @triton.jit
 def weight_gradient_kernel(
     gradients, gradient_strides, inputs, parts, part_size, weight_starts, bias_starts, B, widths, rows_of_part,
-    INPUT_STRIDE: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    INPUT_STRIDE: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One part's share of ``gradients.T @ inputs`` and of the sums of ``gradients``, in its row of ``parts``."""
@@ -117,7 +117,7 @@ def weight_gradient_kernel(
         row = start + tl.arange(0, STEP)
         left = load_tile(dz, stride, row, last, n, N, DOT)
         right = load_tile(x, INPUT_STRIDE, row, last, k, K, DOT)
-        weight = tl.dot(tl.trans(left), right, weight, input_precision=PRECISION)
+        weight = tl.dot(tl.trans(left), right, weight, input_precision="ieee")
         bias += tl.sum(left.to(tl.float32), 0)
     share = parts + part.to(tl.int64) * part_size
     at = share + pick(weight_starts, g) + n[:, None] * K + k[None, :]

@@ -27,7 +27,7 @@ class Layer(NamedTuple):
 
     inputs: int
     outputs: tuple[int, int]  #: equal but in the last layer
-    weights: Pair
+    weights: Pair  #: as products take them
     biases: Pair
 
 
@@ -56,24 +56,25 @@ class Format(NamedTuple):
 
     dtype: torch.dtype
     dot: Any
-    precision: str
     layer: Tile
     input_gradient: Tile
     weight_gradient: Tile
 
 
-_BFLOAT16, _TF32, _IEEE = Tile(128, 128, 64, 8, 3), Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 2)
 FORMATS = {
-    "bfloat16": Format(torch.bfloat16, tl.bfloat16, "ieee", _BFLOAT16, _BFLOAT16, _BFLOAT16),
-    "tf32": Format(torch.float32, tl.float32, "tf32", _TF32, _TF32, _TF32),
-    "ieee": Format(torch.float32, tl.float32, "ieee", _IEEE, _IEEE, _IEEE),
-}
+    "bfloat16": Format(
+        torch.bfloat16, tl.bfloat16, Tile(128, 128, 64, 8, 2), Tile(128, 128, 64, 8, 2), Tile(64, 128, 64, 4, 4)
+    ),
+    "float32": Format(
+        torch.float32, tl.float32, Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2)
+    ),
+}  # fmt: skip
 
 
 def forward(
     inputs: Tensor, parameters: Sequence[Tensor], activation: str, precision: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs of both networks, and the memory of their hidden layers.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Outputs of both networks, the memory of their hidden layers, and their packed weights.
 
     Raises:
         ValueError: not on CUDA.
@@ -82,30 +83,41 @@ def forward(
         raise ValueError(
             f"backend: 'triton' needs CUDA tensors, got inputs of {describe(inputs)}; use 'torch' or 'auto'"
         )
-    results, launches = forward_launches(inputs, layers_of(parameters), activation, FORMATS[precision])
+    format = FORMATS[precision]
+    packed = pack(parameters, format)
+    results, launches = forward_launches(inputs, layers_of(parameters, packed), activation, format)
     run(launches, inputs.device)
-    return results
+    return *results, packed
 
 
 def backward(
-    gradients: Pair, memory: Tensor, inputs: Tensor, parameters: Sequence[Tensor], activation: str, precision: str
-) -> Tensor:
+    gradients: Pair, memory: Tensor, packed: Tensor, inputs: Tensor, parameters: Sequence[Tensor], activation: str,
+    precision: str,
+) -> Tensor:  # fmt: skip
     """Gradients of all parameters in one flat tensor, in their order."""
     gradients = gradients[0].contiguous(), gradients[1].contiguous()
-    layers = layers_of(parameters)
+    layers = layers_of(parameters, packed)
     parts, launches = backward_launches(gradients, inputs, layers, memory, activation, FORMATS[precision])
     run(launches, inputs.device)
     return parts.sum(0)
 
 
-def layers_of(parameters: Sequence[Tensor]) -> list[Layer]:
-    """``parameters``: weight and bias of the first network's layer, then the second's, layer by layer."""
-    layers = []
-    for start in range(0, len(parameters), 4):
-        first, first_bias, second, second_bias = parameters[start : start + 4]
-        widths = (first.shape[0], second.shape[0])
-        layers.append(Layer(first.shape[1], widths, (first, second), (first_bias, second_bias)))
-    return layers
+def pack(parameters: Sequence[Tensor], format: Format) -> Tensor:
+    """All weights in the dtype of the products, in one flat tensor: every tile of rows reads them anew."""
+    return torch.cat([weight.flatten() for weight in parameters[::2]]).to(format.dtype)
+
+
+def layers_of(parameters: Sequence[Tensor], packed: Tensor) -> list[Layer]:
+    """``parameters``: weight and bias of the first network's layer, then the second's, layer by layer; ``packed``: of
+    `pack`."""
+    weights, biases = parameters[::2], parameters[1::2]
+    views = [x.view_as(w) for x, w in zip(packed.split([w.numel() for w in weights]), weights, strict=True)]
+    return [
+        Layer(
+            first.shape[1], (len(first), len(second)), (first, second), (bias, other_bias)
+        )
+        for first, second, bias, other_bias in zip(views[::2], views[1::2], biases[::2], biases[1::2], strict=True)
+    ]  # fmt: skip
 
 
 def hidden_of(memory: Tensor, layers: list[Layer], rows: int) -> list[Pair]:
@@ -187,6 +199,6 @@ def _grid(tile: Tile, rows: int, columns: int) -> tuple[int, int, int]:
 
 def _constants(format: Format, tile: Tile) -> dict[str, Any]:
     return {
-        "DOT": format.dot, "PRECISION": format.precision, "ROWS": tile.rows, "COLUMNS": tile.columns,
+        "DOT": format.dot, "ROWS": tile.rows, "COLUMNS": tile.columns,
         "STEP": tile.step, "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip

@@ -12,7 +12,7 @@ from torch.nn import functional
 from kernels.operations import Backend, describe
 
 Activation = Literal["elu", "relu", "tanh"]
-Precision = Literal["bfloat16", "tf32", "ieee"]
+Precision = Literal["bfloat16", "float32"]
 #: Weight ``[outputs, inputs]`` and bias ``[outputs]`` of a linear layer.
 Linear = tuple[Tensor, Tensor]
 
@@ -30,7 +30,7 @@ def twin_mlp(
     second: Sequence[Linear],
     *,
     activation: Activation = "elu",
-    precision: Precision = "tf32",
+    precision: Precision = "bfloat16",
     backend: Backend = "auto",
 ) -> TwinOutputs:
     """``h[l + 1] = activation(h[l] @ W[l].T + b[l])`` for two networks at once, the last layer without activation.
@@ -43,10 +43,10 @@ def twin_mlp(
         inputs: ``[B, I]`` float32, contiguous rows; a constant, no gradient reaches it.
         first, second: the linear layers of each network, float32.
         activation: ``elu``, ``relu`` or ``tanh``.
-        precision: what products take: ``bfloat16`` (hidden layers are kept in it, too), ``tf32`` (float32 rounded to
-            10 bits of fraction), ``ieee`` (float32). Sums are float32.
-        backend: ``triton`` (CUDA), ``torch`` (the two networks one after the other; ``tf32`` and ``ieee`` are then
-            torch's own setting), or ``auto``.
+        precision: what products take, and what hidden layers are kept in: ``bfloat16``, or ``float32``, which is exact
+            and, fused, slow: for comparison. Sums are float32.
+        backend: ``triton`` (CUDA), ``torch`` (the two networks one after the other; float32 products are then as torch
+            is set), or ``auto`` (Triton for bfloat16 on CUDA, else torch).
 
     Raises:
         TypeError: a dtype that is not float32.
@@ -54,10 +54,10 @@ def twin_mlp(
             that cannot run here.
     """
     _check(inputs, first, second, activation, precision, backend)
-    if backend == "torch" or (backend == "auto" and not inputs.is_cuda):
+    if backend == "torch" or (backend == "auto" and not (inputs.is_cuda and precision == "bfloat16")):
         return TwinOutputs(*(_mlp(inputs.detach(), layers, activation, precision) for layers in (first, second)))
     parameters = [x for pair in zip(first, second, strict=True) for layer in pair for x in layer]
-    one, two, _ = torch.ops.rollscan.twin_mlp(inputs.detach(), parameters, activation, precision)
+    one, two, *_ = torch.ops.rollscan.twin_mlp(inputs.detach(), parameters, activation, precision)
     return TwinOutputs(one, two)
 
 
@@ -111,41 +111,42 @@ def _forward(inputs: Tensor, parameters: list[Tensor], activation: str, precisio
 
 
 def _backward(
-    first: Tensor, second: Tensor, memory: Tensor, inputs: Tensor, parameters: list[Tensor], activation: str,
-    precision: str,
+    first: Tensor, second: Tensor, memory: Tensor, packed: Tensor, inputs: Tensor, parameters: list[Tensor],
+    activation: str, precision: str,
 ) -> Tensor:  # fmt: skip
     from kernels import triton_twin_launch
 
-    return triton_twin_launch.backward((first, second), memory, inputs, parameters, activation, precision)
+    return triton_twin_launch.backward((first, second), memory, packed, inputs, parameters, activation, precision)
 
 
 def _fake_forward(inputs: Tensor, parameters: list[Tensor], activation: str, precision: str) -> tuple[Tensor, ...]:
     rows, hidden = len(inputs), sum(len(bias) for bias in parameters[1:-4:2])
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    packed = sum(weight.numel() for weight in parameters[::2])
     outputs = (inputs.new_empty(rows, len(bias)) for bias in (parameters[-3], parameters[-1]))
-    return *outputs, inputs.new_empty(rows * hidden, dtype=dtype)
+    return *outputs, inputs.new_empty(rows * hidden, dtype=dtype), inputs.new_empty(packed, dtype=dtype)
 
 
 def _fake_backward(
-    first: Tensor, second: Tensor, memory: Tensor, inputs: Tensor, parameters: list[Tensor], activation: str,
-    precision: str,
+    first: Tensor, second: Tensor, memory: Tensor, packed: Tensor, inputs: Tensor, parameters: list[Tensor],
+    activation: str, precision: str,
 ) -> Tensor:  # fmt: skip
     return inputs.new_empty(sum(x.numel() for x in parameters))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, parameters, *ctx.options = inputs
-    ctx.save_for_backward(output[2], x, *parameters)
-    ctx.set_materialize_grads(False)  # the hidden layers' memory has none: no zeros for it
+    ctx.save_for_backward(*output[2:], x, *parameters)
+    ctx.set_materialize_grads(False)  # what is kept for this has none: no zeros for it
 
 
-def _differentiate(ctx: Any, first: Tensor | None, second: Tensor | None, _: None) -> tuple[Any, ...]:
-    memory, inputs, *parameters = ctx.saved_tensors
+def _differentiate(ctx: Any, first: Tensor | None, second: Tensor | None, *_: None) -> tuple[Any, ...]:
+    memory, packed, inputs, *parameters = ctx.saved_tensors
     first, second = (
         inputs.new_zeros(len(inputs), len(bias)) if gradient is None else gradient
         for gradient, bias in ((first, parameters[-3]), (second, parameters[-1]))
     )
-    flat = torch.ops.rollscan.twin_mlp_backward(first, second, memory, inputs, parameters, *ctx.options)
+    flat = torch.ops.rollscan.twin_mlp_backward(first, second, memory, packed, inputs, parameters, *ctx.options)
     parts = flat.split([x.numel() for x in parameters])
     gradients = [part.view_as(x) for part, x in zip(parts, parameters, strict=True)]
     return None, gradients, *[None] * len(ctx.options)
@@ -157,10 +158,12 @@ def _register(name: str, schema: str, run: Any, fake: Any) -> None:
     torch.library.register_fake(name, fake)
 
 
-_register("rollscan::twin_mlp", f"(Tensor inputs, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", _forward, _fake_forward)
+_register(
+    "rollscan::twin_mlp", f"(Tensor inputs, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)", _forward, _fake_forward
+)
 _register(
     "rollscan::twin_mlp_backward",
-    f"(Tensor first, Tensor second, Tensor memory, Tensor inputs, {_OPTIONS}) -> Tensor",
+    f"(Tensor first, Tensor second, Tensor memory, Tensor packed, Tensor inputs, {_OPTIONS}) -> Tensor",
     _backward,
     _fake_backward,
 )

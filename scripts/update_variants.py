@@ -34,7 +34,7 @@ class Variant(NamedTuple):
     def runs(self, problem: Problem, precision: str, device: str) -> bool:
         """Whether there is such an update."""
         on_gpu = device == "cuda" or not (self.graphs or self.fused_loss or self.twin)
-        return on_gpu and not (self.twin and (precision == "fp32" or max(problem.hidden_sizes) > MAX_WIDTH))
+        return on_gpu and not (self.twin and (precision != "bf16" or max(problem.hidden_sizes) > MAX_WIDTH))
 
 
 VARIANTS = {

@@ -80,7 +80,7 @@ def test_outputs_and_gradients_are_those_of_the_separate_networks(
 ) -> None:
     pair = networks(inputs, hidden, outputs, activation)
     x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(1))
-    got = run(pair, x, activation=activation, precision="ieee", backend=backend)
+    got = run(pair, x, activation=activation, precision="float32", backend=backend)
     assert_close(got, in_float64(pair, x), 3e-6)
 
 
@@ -88,16 +88,16 @@ def test_outputs_and_gradients_are_those_of_the_separate_networks(
 def test_sums_over_rows_are_joined_from_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_launch, "ROWS_OF_PART", 64)
     pair, x = networks(5, [20], 3), torch.randn(201, 5)
-    assert_close(run(pair, x, precision="ieee", backend="triton"), in_float64(pair, x), 3e-6)
+    assert_close(run(pair, x, precision="float32", backend="triton"), in_float64(pair, x), 3e-6)
 
 
 @on_cpu
 def test_every_element_of_every_output_is_written() -> None:
     pair, x = networks(5, [33, 20], 3), torch.randn(67, 5)
-    expected = run(pair, x, precision="ieee", backend="triton")
+    expected = run(pair, x, precision="float32", backend="triton")
     torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
     try:
-        got = run(pair, x, precision="ieee", backend="triton")
+        got = run(pair, x, precision="float32", backend="triton")
     finally:
         torch.use_deterministic_algorithms(False)
     for name, value in expected.items():
@@ -110,8 +110,8 @@ def test_a_nan_in_one_row_stays_in_its_row(activation: str, backend: str) -> Non
     pair, x = networks(5, [33, 20], 3, activation), torch.randn(67, 5)
     poisoned = x.clone()
     poisoned[13, 2] = torch.nan
-    expected = run(pair, x, activation=activation, precision="ieee", backend=backend)
-    got = run(pair, poisoned, activation=activation, precision="ieee", backend=backend)
+    expected = run(pair, x, activation=activation, precision="float32", backend=backend)
+    got = run(pair, poisoned, activation=activation, precision="float32", backend=backend)
     others = torch.arange(67) != 13
     for name in ("first", "second"):
         assert got[name][13].isnan().all()
@@ -121,8 +121,8 @@ def test_a_nan_in_one_row_stays_in_its_row(activation: str, backend: str) -> Non
 @every_backend
 def test_rows_may_lie_apart(backend: str) -> None:
     pair, x = networks(5, [20], 3), torch.randn(33, 8)
-    got = run(pair, x[:, :5], precision="ieee", backend=backend)
-    for name, value in run(pair, x[:, :5].contiguous(), precision="ieee", backend=backend).items():
+    got = run(pair, x[:, :5], precision="float32", backend=backend)
+    for name, value in run(pair, x[:, :5].contiguous(), precision="float32", backend=backend).items():
         assert torch.equal(got[name], value), name
 
 
@@ -131,7 +131,7 @@ def test_a_compiled_function_holds_both_networks_in_one_graph(backend: str) -> N
     pair, x = networks(5, [20], 3), torch.randn(33, 5)
 
     def loss(first: list[tuple[Tensor, Tensor]], second: list[tuple[Tensor, Tensor]]) -> Tensor:
-        outputs = twin_mlp(x, first, second, precision="ieee", backend=backend)
+        outputs = twin_mlp(x, first, second, precision="float32", backend=backend)
         return outputs.first.square().sum() + outputs.second.sum()
 
     given = [linears(network) for network in pair]
@@ -145,7 +145,7 @@ def test_a_compiled_function_holds_both_networks_in_one_graph(backend: str) -> N
     ("change", "error", "message"),
     [
         ({"activation": "gelu"}, ValueError, "activation: expected one of elu, relu, tanh, got 'gelu'"),
-        ({"precision": "fp8"}, ValueError, "precision: expected one of bfloat16, tf32, ieee, got 'fp8'"),
+        ({"precision": "fp8"}, ValueError, "precision: expected one of bfloat16, float32, got 'fp8'"),
         ({"inputs": torch.zeros(5)}, ValueError, r"inputs: expected \[B, I\] with contiguous rows"),
         ({"inputs": torch.zeros(4, 6)}, ValueError, r"first\[0\]: expected a weight \[outputs, 6\]"),
         ({"inputs": torch.zeros(4, 5).double()}, TypeError, "expected float32 on cpu, got shape .* torch.float64"),
@@ -186,19 +186,19 @@ def test_a_twin_policy_has_the_parameters_and_outputs_of_a_plain_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "device", "precision", "message"),
+    ("change", "device", "autocast", "message"),
     [
-        ({}, "cpu", "high", "needs device=cuda"),
-        ({}, "cuda", "highest", "tf32 or bfloat16"),
-        ({"core": "lstm"}, "cuda", "high", "policy.core=lstm"),
-        ({"hidden_sizes": [1024, 64]}, "cuda", "high", "hidden layers of up to 512"),
-        ({}, "cuda", "high", None),
+        ({}, "cpu", "bfloat16", "needs device=cuda"),
+        ({}, "cuda", "none", "not under autocast=none"),
+        ({"core": "lstm"}, "cuda", "bfloat16", "policy.core=lstm"),
+        ({"hidden_sizes": [1024, 64]}, "cuda", "bfloat16", "hidden layers of up to 512"),
+        ({}, "cuda", "bfloat16", None),
     ],
 )
 def test_a_twin_policy_says_where_it_cannot_stand(
-    change: dict[str, Any], device: str, precision: str, message: str | None
+    change: dict[str, Any], device: str, autocast: str, message: str | None
 ) -> None:
-    obstacle = twin_obstacle(PolicyConfig(**change), torch.device(device), precision)
+    obstacle = twin_obstacle(PolicyConfig(**change), torch.device(device), autocast)
     assert obstacle is None if message is None else message in str(obstacle)
 
 
@@ -206,7 +206,7 @@ def test_a_twin_policy_says_where_it_cannot_stand(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 2e-2), ("tf32", 2e-3), ("ieee", 1e-5)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 2e-2), ("float32", 1e-5)])
 @pytest.mark.parametrize(("rows", "inputs", "hidden", "outputs"), [(4099, 60, [256, 128, 64], 8), (33, 3, [31, 17], 2)])
 def test_on_a_gpu_both_networks_agree_with_float64_and_repeat_bit_for_bit(
     rows: int, inputs: int, hidden: list[int], outputs: int, precision: str, tolerance: float

@@ -92,12 +92,12 @@ def make_policy(
         ConfigError: spaces and networks do not fit together, or ``policy.backend=triton`` cannot run here.
     """
     kind, backend = ActorCritic, config.policy.backend
-    obstacle = twin_obstacle(config.policy, device, config.matmul_precision)
+    obstacle = twin_obstacle(config.policy, device, config.autocast)
     if config.credit.estimator == "retrace":
         kind, obstacle = QActorCritic, "has no Q head for credit.estimator=retrace"
     if backend == "triton" and obstacle:
         raise ConfigError(f"policy.backend=triton {obstacle}; use policy.backend=auto")
-    if not obstacle and (backend == "triton" or (backend == "auto" and config.autocast == "bfloat16")):
+    if not obstacle and backend != "torch":
         kind = TwinActorCritic
     return kind(observation_space, action_space, config.policy, autocast_dtype(config)).to(device)
 
@@ -111,16 +111,6 @@ def make_graphs(config: Config, device: torch.device, clock: PhaseClock, console
     """How the run's steps become CUDA graphs: on a CPU there are none."""
     enabled = config.cuda_graphs and device.type == "cuda"
     return Graphs(clock, enabled, config.timing.detail == "high", console.notice)
-
-
-def graph_obstacle(config: Config) -> str | None:
-    """Why minibatch steps cannot be captured in a CUDA graph, or None."""
-    if distributed.world_size() > 1:
-        return "ranks sum gradients inside the step"
-    units, kind = (config.num_envs, "envs") if config.policy.core != "none" else (config.steps_per_rollout, "rows")
-    if units % config.ppo.num_minibatches:
-        return f"ppo.num_minibatches={config.ppo.num_minibatches} does not divide the {units} {kind}"
-    return None
 
 
 def resolve_loss_backend(config: Config, device: torch.device, choices: int = 1) -> Literal["torch", "triton"]:
@@ -149,9 +139,9 @@ def _ppo(config: Config, parts: Parts) -> Method:
         parts.env, parts.policy, parts.observation_normalizer, parts.value_normalizer, parts.action_map,
         config.rollout_length, parts.graphs, config.compile,
     )  # fmt: skip
-    graphs, obstacle = parts.graphs, graph_obstacle(config)
-    if graphs.enabled and obstacle:
-        parts.console.notice(f"cuda_graphs=true: {obstacle}; minibatch steps run eagerly")
+    graphs = parts.graphs
+    if graphs.enabled and distributed.world_size() > 1:
+        parts.console.notice("cuda_graphs=true: ranks sum gradients inside the minibatch steps, which run eagerly")
         graphs = replace(graphs, enabled=False)
     ppo = PPO(
         parts.policy, parts.value_normalizer, partial(estimate, config=config.credit, backend=parts.backend),

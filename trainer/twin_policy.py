@@ -20,8 +20,8 @@ MAX_WIDTH = 512
 class TwinActorCritic(ActorCritic):
     """`ActorCritic` over vectors, without a core: `outputs` launches each layer once for both networks.
 
-    State dictionaries are interchangeable. Results differ by rounding; products take bfloat16 under autocast, else
-    float32 rounded to tf32.
+    State dictionaries are interchangeable. Under bfloat16 autocast results differ by rounding, without autocast not at
+    all.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class TwinActorCritic(ActorCritic):
     ):
         super().__init__(observation_space, action_space, config, autocast_dtype)
         self._activation: Activation = cast(Activation, config.activation)
-        self._precision: Precision = "tf32" if autocast_dtype is None else "bfloat16"
+        self._precision: Precision = "float32" if autocast_dtype is None else "bfloat16"
 
     def outputs(self, observations: Tensor, state: Tensor | None = None, valid: Tensor | None = None) -> Outputs:
         """Actor and critic over the same observations."""
@@ -46,12 +46,12 @@ class TwinActorCritic(ActorCritic):
         return Outputs(twin.first.view(*batch, -1), self._bounded_log_std(), twin.second.view(batch), None)
 
 
-def twin_obstacle(config: PolicyConfig, device: torch.device, matmul_precision: str) -> str | None:
+def twin_obstacle(config: PolicyConfig, device: torch.device, autocast: str) -> str | None:
     """Why `TwinActorCritic` cannot stand for `ActorCritic`, or should not; None where it can."""
     if device.type != "cuda":
         return f"needs device=cuda, but this run is on {device.type}"
-    if matmul_precision == "highest":
-        return "multiplies in tf32 or bfloat16, not in the float32 of matmul_precision=highest"
+    if autocast != "bfloat16":
+        return f"multiplies bfloat16, not under autocast={autocast}"
     if config.torso != "mlp" or config.core != "none":
         return f"takes vectors without a core, not policy.torso={config.torso} policy.core={config.core}"
     if max(config.hidden_sizes, default=0) > MAX_WIDTH:
