@@ -2,7 +2,7 @@
 
     python scripts/amdahl.py preset=h200              # the corners of the project on one GPU: 400 s
     python scripts/amdahl.py preset=smoke device=cpu  # the same report from a laptop, in under a minute
-    python scripts/amdahl.py preset=h200 only=Ant     # cells whose name has this text
+    python scripts/amdahl.py preset=h200 only=Ant     # cells whose name has this text; seconds=100 cuts the rest off
     python scripts/amdahl.py report=docs/results/amdahl.csv   # the page anew from the newest rows of a table
 
 A preset is a file under ``scripts/amdahl_presets``. The variants of a cell (credit backends, loss backends, CUDA graphs
@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from envs.base import EnvError
-from scripts.amdahl_cells import Cell, Preset, expand, read_preset
+from scripts.amdahl_cells import Cell, expand, read_preset
 from scripts.amdahl_html import markdown, page, picture
 from scripts.amdahl_measure import EnvShelf, measure
 from scripts.amdahl_stats import Row, not_measured, read_rows, rows_of
@@ -46,6 +46,7 @@ class Options:
     device: str = "auto"
     seed: int = 1
     only: str = ""  #: measure only cells with this text in their name
+    seconds: float | None = None  #: another budget than the preset's
     out: str = "docs/results"
     report: str = ""  #: a table to draw the page of, instead of measuring
 
@@ -60,15 +61,15 @@ def _parse(arguments: list[str]) -> Options:
     return options
 
 
-def _measure_all(preset: Preset, cells: list[Cell]) -> Iterator[list[Row]]:
+def _measure_all(seconds: float, cells: list[Cell]) -> Iterator[list[Row]]:
     """Each cell's rows, told as they come; a cell that fails or finds no time left is one row that says so."""
     start = time.monotonic()
     shelf = EnvShelf()
     try:
         for cell in cells:
             spent = time.monotonic() - start
-            if spent + cell.seconds > preset.seconds:
-                rows = [not_measured(cell, f"{spent:.0f} of {preset.seconds:.0f} s were spent")]
+            if spent + cell.seconds > seconds:
+                rows = [not_measured(cell, f"{spent:.0f} of {seconds:.0f} s were spent")]
             else:
                 rows = _measured_rows(cell, shelf)
             print(f"[{time.monotonic() - start:4.0f} s] {_told(rows)}", flush=True)
@@ -107,7 +108,7 @@ def run(options: Options) -> int:
         if not cells:
             raise ConfigError(f"only={options.only}: no cell of preset={options.preset} has this in its name")
         origin, rows = {name: str(value) for name, value in provenance(PACKAGES).items()}, []
-        for found in _measure_all(preset, cells):
+        for found in _measure_all(preset.seconds if options.seconds is None else options.seconds, cells):
             append_rows(folder / "amdahl.csv", [{**origin, **asdict(row)} for row in found])
             rows += found
     for name, content in (("html", page), ("md", markdown), ("svg", picture)):

@@ -42,7 +42,7 @@ class Cells:
     settings: list[str] = field(default_factory=list)  #: overrides
     sweep: dict[str, list[Any]] = field(default_factory=dict)  #: a key of the trainer: its values
     seconds: float = 10.0  #: budget of each cell, building its runs included; five rounds are always measured
-    warmup: int = 3  #: updates of each run that are not measured
+    warmup: int = 4  #: updates of each run that are not measured: the fourth captures what runs once per update
     turn: int = 1  #: updates that a run makes before it is the next one's turn
     skip: int = 0  #: of each turn, so many first updates are not measured
     control: bool = True  #: also run the last variant with its clock switched off

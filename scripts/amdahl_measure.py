@@ -7,6 +7,7 @@ of a part from calling that part alone: three measurements that do not know of e
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -45,7 +46,18 @@ class Run:
 
     variant: Variant
     trainer: Trainer
+    env_state: dict[str, Tensor] | None = None  #: of an env that it shares with the other runs
     rounds: list[list[Sample]] = field(default_factory=list)
+
+    @contextmanager
+    def env_as_left(self) -> Iterator[None]:
+        """Give an env that is shared the state in which this run left it, and keep the one that it is left in."""
+        env = self.trainer.env
+        env.clock = self.trainer.clock
+        if self.env_state is not None:
+            self.trainer.source.resume_from(env.load_state_dict(self.env_state), {})
+        yield
+        self.env_state = env.state_dict()
 
     def update(self) -> Sample:
         """One whole update, its logging included."""
@@ -63,7 +75,8 @@ class Run:
     def take_turn(self, updates: int, skipped: int, seed: int) -> None:
         """Make some updates and keep what they took, without the first ``skipped``; equal seeds draw equal numbers."""
         torch.manual_seed(self.trainer.config.seed + seed)
-        self.rounds.append([self.update() for _ in range(updates)][skipped:])
+        with self.env_as_left():
+            self.rounds.append([self.update() for _ in range(updates)][skipped:])
 
     @property
     def newest(self) -> tuple[Rollout, Tensor]:
@@ -98,7 +111,12 @@ def _time_update(baseline: Run, candidate: Run) -> PartTimes:
 
 def _time_collect(baseline: Run, candidate: Run) -> PartTimes:
     """One rollout more of each run."""
-    return PartTimes(*(_alone(run, run.trainer.source.collect) for run in (baseline, candidate)))
+
+    def collect(run: Run) -> float:
+        with run.env_as_left():
+            return _alone(run, run.trainer.source.collect)
+
+    return PartTimes(collect(baseline), collect(candidate))
 
 
 def _alone(run: Run, call: Callable[[], object]) -> float:
@@ -129,29 +147,31 @@ class Measured:
 
 
 class EnvShelf:
-    """Envs that outlive a cell: the k-th run of each cell with the same envs steps the k-th of them."""
+    """Envs that outlive a cell, as building one may take longer than measuring.
+
+    One that can give its state serves all runs of a cell, each with a state of its own; of others every run has one.
+    """
 
     def __init__(self) -> None:
-        self._key: object = None
-        self._envs: list[VecEnv] = []
+        self._envs: dict[str, list[VecEnv]] = {}  #: by what decides which envs they are
 
     def take(self, config: Config, index: int) -> VecEnv:
-        """The env of a cell's run, as new; those of other settings are closed."""
-        key = (config.algo, config.env, config.num_envs, config.seed, config.device)
-        if key != self._key:
-            self.close()
-            self._key = key
-        if index < len(self._envs):
-            self._envs[index].reseed(0)
+        """The env of a cell's ``index``-th run, as new."""
+        settings = (config.algo, config.env, config.num_envs, config.seed, config.device)
+        envs = self._envs.setdefault(str(settings), [])
+        if envs and envs[0].state_dict() is not None:
+            index = 0
+        if index < len(envs):
+            envs[index].reseed(0)
         else:
-            self._envs.append(make_training_env(config, resolve_device(config.device)))
-        return self._envs[index]
+            envs.append(make_training_env(config, resolve_device(config.device)))
+        return envs[index]
 
     def close(self) -> None:
         """End all envs."""
-        for env in self._envs:
+        for env in itertools.chain(*self._envs.values()):
             env.close()
-        self._envs = []
+        self._envs.clear()
 
 
 def measure(cell: Cell, shelf: EnvShelf) -> Measured:
@@ -204,4 +224,4 @@ def _build(variant: Variant, env: VecEnv) -> Run:
     trainer = Trainer(variant.config, QuietConsole(), env)
     if not variant.has_clock:
         vars(trainer.clock)["phase"] = nullcontext  # in place of the method: no stamp is taken
-    return Run(variant, trainer)
+    return Run(variant, trainer, env.state_dict())

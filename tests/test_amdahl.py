@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -299,18 +300,39 @@ def test_runs_on_a_gpu_take_turns_under_graphs_with_every_part_timed(tmp_path: P
     assert slow.speedup > 1.0 and slow.measured > 1.0, "graphs are faster than launches one by one"
 
 
-def test_envs_are_used_again_by_runs_of_the_same_place_and_closed_for_others():
+@pytest.mark.parametrize(("engine", "shared"), [("torch", True), ("envpool", False)])
+def test_envs_outlive_a_cell_and_those_with_a_state_serve_all_of_its_runs(engine: str, shared: bool):
     shelf = EnvShelf()
     configs = [
-        small_config("env.engine=torch", f"num_envs={n}", f"rollout_length={t}") for n, t in ((4, 2), (4, 5), (6, 2))
+        small_config(f"env.engine={engine}", f"num_envs={n}", f"rollout_length={t}")
+        for n, t in ((4, 2), (4, 5), (6, 2))
     ]
     first, second = shelf.take(configs[0], 0), shelf.take(configs[0], 1)
-    assert first is not second
+    assert (first is second) == shared
     assert shelf.take(configs[1], 0) is first
     assert shelf.take(configs[2], 0) is not first
-    with pytest.raises(ValueError, match="before its first reset"):
-        first.step(torch.zeros(4, dtype=torch.int64))
     shelf.close()
+    with pytest.raises((ValueError, IndexError)):
+        first.step(torch.zeros(4, dtype=torch.int64))
+
+
+def test_runs_that_share_an_env_each_go_on_with_episodes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rollouts: dict[int, list[torch.Tensor]] = {}
+    original = Trainer.train_one_update
+
+    def spied(trainer: Trainer) -> dict[str, Any]:
+        metrics = original(trainer)
+        assert trainer.newest is not None
+        rollouts.setdefault(id(trainer), []).append(trainer.newest[0].observations.clone())
+        return metrics
+
+    monkeypatch.setattr(Trainer, "train_one_update", spied)
+    shelf = EnvShelf()
+    measure(tiny_cell(tmp_path), shelf)
+    shelf.close()
+    for windows in rollouts.values():
+        for window, following in itertools.pairwise(windows):
+            assert torch.equal(window[-1], following[0])
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
