@@ -11,7 +11,7 @@ import torch
 from tests import tape
 from tests.small_runs import small_config, without_times
 from trainer import graphs, loop
-from trainer.builder import graph_obstacle, make_graphs
+from trainer.builder import make_graphs
 from trainer.console import QuietConsole
 from trainer.graphs import WARM_UP_CALLS, Graphs, Part
 from trainer.loop import Trainer
@@ -54,7 +54,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return lambda: [step() for step in steps]
 
     monkeypatch.setattr(graphs, "capture", capture)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     return sizes
 
 
@@ -69,16 +69,6 @@ def test_a_cpu_has_no_graphs() -> None:
         clock = PhaseClock(CPU)
         assert not make_graphs(config, CPU, clock, QuietConsole()).enabled
         assert make_graphs(config, torch.device("cuda"), clock, QuietConsole()).enabled == (setting == "true")
-
-
-@pytest.mark.parametrize(("core", "parts"), [("none", "64 rows"), ("gru", "8 envs")])
-def test_unequal_minibatches_are_an_obstacle_that_names_the_key(core: str, parts: str) -> None:
-    minibatches = 3 if core == "none" else 16
-    config = small_config(f"ppo.num_minibatches={minibatches}", "num_envs=8", "rollout_length=8")
-    config.policy.core = core
-    assert graph_obstacle(config) == f"ppo.num_minibatches={minibatches} does not divide the {parts}"
-    config.ppo.num_minibatches = 4
-    assert graph_obstacle(config) is None
 
 
 def test_a_step_warms_up_eagerly_and_its_parts_are_timed_until_then(captures: list[int]) -> None:
@@ -121,6 +111,12 @@ def test_a_reset_step_warms_up_and_is_captured_again(captures: list[int]) -> Non
             step()
         step.reset()
     assert captures == [3, 3]
+
+
+def test_steps_of_one_name_share_memory(captures: list[int]) -> None:
+    some = Graphs(enabled=True)
+    assert some.pool("minibatches") is some.pool("minibatches")
+    assert some.pool("minibatches") is not some.pool("the update's end")
 
 
 def test_a_step_that_cannot_be_captured_says_why_once_and_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +168,7 @@ def refuse(notice: str) -> None:
         ["env.id=Pendulum", "ppo.lr_schedule=linear", "ppo.clip_schedule=linear", "normalize.values=false"],
         ["ppo.entropy_coef=0.1", "ppo.entropy_schedule=linear", "ppo.target_kl=0.0005", "total_steps=600"],
         ["ppo.recompute_advantages=minibatch", "ppo.value_clip_range=0.2"],
+        ["ppo.num_minibatches=3", "ppo.recompute_advantages=epoch"],
         ["ppo.recompute_advantages=epoch", "env.id=Pendulum", "normalize.observations=true"],
         ["env.reseed_interval=5"],
         ["policy.core=lstm", "policy.core_size=8", "normalize.observations=true"],
@@ -200,7 +197,7 @@ def run(*overrides: str, updates: int = 20) -> Run:
     [
         ["ppo.lr_schedule=adaptive", "normalize.observations=true"],
         ["ppo.lr_schedule=linear", "ppo.target_kl=0.001", "ppo.clip_schedule=linear", "ppo.entropy_schedule=linear"],
-        ["ppo.recompute_advantages=minibatch", "normalize.rewards=true"],
+        ["ppo.recompute_advantages=minibatch", "normalize.rewards=true", "ppo.num_minibatches=3"],
         ["timing.detail=high"],
         ["loss.backend=triton", "ppo.value_clip_range=0.2", "ppo.entropy_coef=0.01"],
         ["policy.core=gru", "policy.core_size=8", "loss.backend=triton"],

@@ -51,7 +51,9 @@ class Collector:
         self._rows = torch.zeros(len(env.pools), 1, dtype=torch.int64, device=env.device)  #: each pool's row, t
         self._act: Callable[..., Action] = torch.compile(policy.act) if compile_policy else policy.act
         pools = range(len(env.pools))
-        self._choose = [graphs.step("the policy step", Part("inference", partial(self._choose_in, p))) for p in pools]
+        self._choose = [
+            graphs.step(f"the policy step of pool {p}", Part("inference", partial(self._choose_in, p))) for p in pools
+        ]
         engine = f"env.engine={env.engine}"
         self._send, self._receive = (
             [graphs.step(engine, Part(phase, partial(run, p)), capturable=env.capturable) for p in pools]

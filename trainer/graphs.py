@@ -32,16 +32,24 @@ class Graphs:
     enabled: bool = False
     detail: bool = False  #: cut graphs also at the parts of ``update``, to time them apart
     notice: Callable[[str], None] = print
+    _pools: dict[str, Any] = field(default_factory=dict)
 
     def step(self, name: str, *parts: Part, capturable: bool = True) -> GraphedStep:
         """A step of these parts, in this order.
 
         Args:
-            name: what a message calls the step.
+            name: what a message calls the step; steps of one name share memory, and must be called in the same order
+                every time.
             parts: read and write tensors that stay where they are.
             capturable: False for a step that always runs eagerly.
         """
         return GraphedStep(name, parts, self, self.enabled and capturable)
+
+    def pool(self, name: str) -> Any:
+        """The memory of the graphs of one name."""
+        if name not in self._pools:
+            self._pools[name] = torch.cuda.graph_pool_handle()
+        return self._pools[name]
 
 
 class GraphedStep:
@@ -75,7 +83,7 @@ class GraphedStep:
 
     def _capture(self) -> None:
         try:
-            pool = torch.cuda.graph_pool_handle()
+            pool = self._graphs.pool(self._name)
             stretches = itertools.groupby(self._parts, self._phase_between_replays)
             self._replays = [Part(phase, capture([part.run for part in parts], pool)) for phase, parts in stretches]
         except RuntimeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -52,7 +51,8 @@ class PPO:
         value_normalizer: gives the critic's units; None leaves them those of the reward.
         estimator: assigns credit to a rollout.
         config: settings.
-        graphs: whether minibatch steps are CUDA graphs; then minibatches must be of equal size, on one rank.
+        graphs: whether steps become CUDA graphs, which needs a single rank; all minibatches between two assignments
+            of credit are one.
         loss_backend: ``triton`` fuses the loss; ``torch`` takes any policy.
         compile_loss: compile network and loss.
     """
@@ -100,14 +100,12 @@ class PPO:
         self._begin = graphs.step("the update's start", Part(None, self._prepare))
         self._value_anew = graphs.step("the rollout's value", Part("inference", self._evaluate_rollout))
         self._reload_credit = graphs.step("the batch", Part(None, self._load_credit))
-        self._descend = graphs.step(
-            "the minibatch step",
-            Part("forward", self._forward),
-            Part("backward", self._backward),
-            Part("optimizer", self._apply_or_withhold),
-        )
+        self._stretches = [
+            graphs.step("the minibatches", *(part for number in numbers for part in self._minibatch(number)))
+            for numbers in _split(self.minibatches_per_update, config)
+        ]
         self._end = graphs.step("the update's end", Part(None, self._sum_up))
-        self._steps = (self._begin, self._value_anew, self._reload_credit, self._descend, self._end)
+        self._steps = (self._begin, self._value_anew, self._reload_credit, *self._stretches, self._end)
 
     def update(self, rollout: Rollout, rewards: Tensor, progress: float) -> dict[str, Tensor]:
         """Assign credit and improve the policy on one rollout, in place.
@@ -128,13 +126,12 @@ class PPO:
         with self._clock.phase("update"):
             self._bind(rollout, estimate)
             self._begin()
-            for number, units in enumerate(self._minibatches()):
-                if number and self._credit_is_stale(number):
+            for number, descend in enumerate(self._stretches):
+                if number:
                     self._value_anew()
                     self._keep(self._assign_credit(rollout, rewards))
                     self._reload_credit()
-                self._take(units)
-                self._descend()
+                descend()
             self._end()
             return dict(zip(_RESULTS, self._results.clone().unbind(), strict=True))
 
@@ -160,7 +157,6 @@ class PPO:
             self._orders = torch.empty(
                 self.config.update_epochs, units, dtype=torch.int64, device=self.learning_rate.device
             )
-            self._units = self._orders.new_empty(units // self.config.num_minibatches)
             for step in self._steps:
                 step.reset()
         self._keep(estimate)
@@ -169,21 +165,13 @@ class PPO:
         for kept, tensor in zip(self._estimate, estimate, strict=True):
             kept.copy_(tensor)
 
-    def _minibatches(self) -> Iterator[Tensor]:
-        """The units (`Batch.rows_of`) of every minibatch of the update."""
-        for order in self._orders:
-            yield from order.tensor_split(self.config.num_minibatches)
-
-    def _credit_is_stale(self, number: int) -> bool:
-        """Whether credit is to be assigned again before this minibatch, which is not the first."""
-        epoch_begins = number % self.config.num_minibatches == 0
-        return {"rollout": False, "epoch": epoch_begins, "minibatch": True}[self.config.recompute_advantages]
-
-    def _take(self, units: Tensor) -> None:
-        if len(units) == len(self._units):
-            self._units.copy_(units)
-        else:  # sizes differ: no graph was promised the same memory
-            self._units = units.clone()
+    def _minibatch(self, number: int) -> tuple[Part, ...]:
+        """The step of an update's n-th minibatch."""
+        return (
+            Part("forward", partial(self._forward, number)),
+            Part("backward", self._backward),
+            Part("optimizer", self._apply_or_withhold),
+        )
 
     def _prepare(self) -> None:
         """The whole rollout as one flat batch in the critic's units, and the order of its parts in every epoch."""
@@ -216,8 +204,9 @@ class PPO:
         values = self.policy.value(rollout.observations, rollout.core_state[0], rollout.valid)
         rollout.values.copy_(values if self.value_normalizer is None else self.value_normalizer.denormalize(values))
 
-    def _forward(self) -> None:
-        rows = self._batch.rows_of(self._units)
+    def _forward(self, number: int) -> None:
+        epoch, part = divmod(number, self.config.num_minibatches)
+        rows = self._batch.rows_of(self._orders[epoch].tensor_split(self.config.num_minibatches)[part])
         valid = self._batch.valid.index_select(0, rows)
         count = distributed.sum_(valid.sum(dtype=torch.float32))
         self._step = _Step(*self._solve(self._batch, rows, valid, count), count)
@@ -266,3 +255,10 @@ class PPO:
             group.update(lr=self.learning_rate, eps=self.config.adam_eps, capturable=capturable)
         for step in self._steps:
             step.reset()
+
+
+def _split(minibatches: int, config: PPOConfig) -> list[range]:
+    """The numbers of an update's minibatches, in the stretches between which credit is assigned anew."""
+    sizes = {"rollout": minibatches, "epoch": config.num_minibatches, "minibatch": 1}
+    size = sizes[config.recompute_advantages]
+    return [range(start, start + size) for start in range(0, minibatches, size)]
