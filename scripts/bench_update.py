@@ -89,8 +89,10 @@ def times_of(update: Update, repeats: int, device: str) -> tuple[list[float], li
     return sorted(whole), sorted(calls)
 
 
-def measure(problem: Problem, batch: FixedBatch, precision: str, repeats: int, device: str) -> list[dict[str, Any]]:
-    """One row for each way.
+def measure(
+    problem: Problem, batch: FixedBatch, precision: str, repeats: int, device: str, wanted: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """One row for each way, or for those ``wanted``.
 
     Raises:
         SystemExit: a variant's step is not that of eager float32.
@@ -98,6 +100,8 @@ def measure(problem: Problem, batch: FixedBatch, precision: str, repeats: int, d
     expected = one_step(problem, lambda config: ours(problem, batch, VARIANTS["eager"], "fp32", config))
     rows = []
     for name, make in makers(problem, batch, precision, device).items():
+        if wanted and name not in wanted:
+            continue
         error = error_of(one_step(problem, make), expected)
         if not error <= TOLERANCES[precision]:
             raise SystemExit(f"{name}, {precision}: steps differ by {error:.1e}, more than {TOLERANCES[precision]}")
@@ -123,6 +127,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument(
+        "--variants", nargs="+", choices=(*VARIANTS, PLAIN, "rsl_rl"), help="all that can run, if not given"
+    )
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--envs", type=int, help="instead of the problem's own number, for a quick look")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -133,7 +140,7 @@ def main() -> None:
         problem = PROBLEMS[name]._replace(**({"envs": arguments.envs} if arguments.envs else {}))
         batch = fixed_batch(problem, arguments.device)
         for precision in arguments.precisions:
-            rows = measure(problem, batch, precision, arguments.repeats, arguments.device)
+            rows = measure(problem, batch, precision, arguments.repeats, arguments.device, arguments.variants)
             rows = [{"problem": name, "precision": precision, **row} for row in rows]
             table = with_ratios(rows)
             print(format_table(table, table[0]), flush=True)
