@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import pytest
@@ -15,7 +14,6 @@ from small_runs import differences, rows, run_until, small_config
 from torch import Tensor, nn
 
 from trainer import checkpoint
-from trainer.builder import graph_obstacle
 from trainer.config import ConfigError, CreditConfig
 from trainer.recurrent import CORES, Core
 from trainer.run_folder import RunFolder
@@ -206,14 +204,6 @@ def test_impala_carries_memory_through_the_t_maze(tmp_path: Path) -> None:
 def test_impossible_cores_are_refused_by_their_key(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         small_config(*overrides)
-
-
-def test_graphs_need_minibatches_of_equally_many_envs() -> None:
-    def obstacle(**settings: Any) -> str | None:
-        return graph_obstacle(small_config("policy.core=gru", *(f"{key}={value}" for key, value in settings.items())))
-
-    assert obstacle(num_envs=8) is None
-    assert "does not divide the 7 envs" in (obstacle(num_envs=7, rollout_length=8) or "")
 
 
 def test_a_policy_with_a_core_asks_for_its_memory(script: Script) -> None:
