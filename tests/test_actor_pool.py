@@ -234,6 +234,17 @@ def test_at_lag_zero_the_policies_are_one_though_statistics_move(trainers: list[
         assert metrics["loss/approx_kl"] == pytest.approx(0, abs=1e-10)
 
 
+@pytest.mark.parametrize("how", ["impala.force_lag=3", "impala.rollouts_per_update=1"])
+def test_a_policy_that_does_not_learn_is_the_same_policy_after_any_lag_and_though_statistics_move(
+    trainers: list[Trainer], how: str
+):
+    """The learner scales a window as its actor did, whatever the statistics are by now."""
+    metrics = updates(trainers, 8, how, "normalize.observations=true", "impala.learning_rate=0")
+    assert max(m["lag/max"] for m in metrics) >= 1
+    for m in metrics:
+        assert m["loss/approx_kl"] == pytest.approx(0, abs=1e-10)
+
+
 def slow_learner(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Impala.update
 

@@ -155,6 +155,15 @@ def test_further_passes_keep_the_credit_of_the_first_and_clip_around_its_policy(
     assert norm[1] < norm[0]
 
 
+def test_a_row_of_no_weight_whose_ratio_overflows_spoils_nothing(script: Script):
+    """Hundreds of nats away from the policy that acted: infinity times an advantage of 0 would be NaN."""
+    case = LearnerCase(script, BOX, update_epochs=2, learning_rate=3.0)
+    case.rollout.actions[script.valid] *= 1000.0
+    case.rollout.log_probs += 5000.0
+    assert case.update()["skipped_minibatches"] == 0
+    assert all(torch.isfinite(tensor).all() for tensor in case.parameters().values())
+
+
 def test_at_lag_zero_the_ratio_is_one_though_observations_are_normalized(script: Script):
     """Statistics move after the update: the batch that moved them was acted on, and learned from, without them."""
     normalizer = ObservationNormalizer((script.observations.shape[2],), clip=10.0)

@@ -16,6 +16,7 @@ from trainer.actors import WAIT, Actor, VersionRule, WindowNote
 from trainer.algorithm import Parts
 from trainer.config import Config
 from trainer.gate import Closed, Gate
+from trainer.normalize import Scaling
 from trainer.policy_versions import PolicyVersions, tensors_of
 from trainer.rollout import Rollout
 from trainer.rollout_queue import RolloutQueue
@@ -91,9 +92,10 @@ class ActorPool:
         self._lags = [self._versions.newest - note.version for note in batch.notes]
         self._notes.update((note.actor, note) for note in batch.notes)
         self._last_note = batch.notes[-1]
-        members = [self._pools[note.actor] for note in batch.notes]
-        columns = slice(min(pool.start for pool in members), max(pool.stop for pool in members))
-        return replace(batch.rollout, columns=columns)
+        notes = sorted(batch.notes, key=lambda note: note.actor)
+        columns = slice(self._pools[notes[0].actor].start, self._pools[notes[-1].actor].stop)
+        envs = batch.rollout.valid.shape[1] // len(notes)
+        return replace(batch.rollout, columns=columns, scaling=_by_env([note.scaling for note in notes], envs))
 
     def _collect_here(self) -> None:
         """Let the actors whose turn it is collect in this thread."""
@@ -148,7 +150,9 @@ class ActorPool:
     def resume_from(self, observations: Tensor, state: dict[str, Tensor]) -> None:
         """Go on from envs whose state was restored, with the observations ``[num_envs, ...]`` that they returned."""
         for actor, columns in zip(self._actors, self._pools, strict=True):
-            actor.collector.resume_from(observations[columns], {name: tensor[columns] for name, tensor in state.items()})
+            actor.collector.resume_from(
+                observations[columns], {name: tensor[columns] for name, tensor in state.items()}
+            )
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the actors' next windows depend on beside their envs and the policy."""
@@ -160,3 +164,11 @@ class ActorPool:
         self._gate.close()
         for thread in self._threads:
             thread.join(self._timeout)
+
+
+def _by_env(scalings: list[Scaling | None], envs: int) -> Scaling | None:
+    """The scaling of each actor's window, repeated for its envs: ``[N, *observation_shape]``."""
+    given = [scaling for scaling in scalings if scaling is not None]
+    if not given:
+        return None
+    return Scaling(*(torch.cat([x.expand(envs, *x.shape) for x in same]) for same in zip(*given, strict=True)))

@@ -14,7 +14,7 @@ from trainer.collector import Collector
 from trainer.gate import Closed, Gate
 from trainer.graphs import Graphs
 from trainer.networks import Torso
-from trainer.normalize import ObservationNormalizer
+from trainer.normalize import ObservationNormalizer, Scaling
 from trainer.policy_versions import PolicyVersions, tensors_of
 from trainer.rollout_queue import RolloutQueue
 from trainer.timing import PhaseClock
@@ -29,6 +29,7 @@ class WindowNote:
 
     actor: int
     version: int  #: of the policy that acted, in updates
+    scaling: Scaling | None  #: of its observation normalizer, as it was in this window
     times: dict[str, float]  #: milliseconds per phase of the actor's turn, `WAIT` and ``total`` among them
 
 
@@ -45,14 +46,20 @@ class VersionRule:
 
 
 class _NormalizedTorso(Torso):
-    """A torso that sees raw observations: the actor's rollouts keep them, for the learner normalizes by its own."""
+    """A torso that sees raw observations: rollouts keep them, for the learner's statistics are made of them."""
 
     def __init__(self, normalizer: ObservationNormalizer, torso: Torso):
         super().__init__()
         self.normalizer, self.torso, self.features = normalizer, torso, torso.features
+        self.scaling: Scaling | None = None
+
+    def freeze(self) -> Scaling:
+        """Scale by the statistics of now until the next call; returns what does not change with them."""
+        self.scaling = Scaling(*map(torch.clone, self.normalizer.scaling()))
+        return self.scaling
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.torso(self.normalizer(observations))
+        return self.torso(self.normalizer(observations, self.scaling))
 
 
 class Actor:
@@ -87,8 +94,8 @@ class Actor:
         self._next_batch, self._stride = first_batch, stride
         policy, normalizer = copy.deepcopy((parts.policy, parts.observation_normalizer))
         self._tensors = tensors_of(policy, normalizer)
-        if normalizer is not None:
-            policy.torso = _NormalizedTorso(normalizer, policy.torso)
+        self._torso = None if normalizer is None else _NormalizedTorso(normalizer, policy.torso)
+        policy.torso = self._torso or policy.torso
         self._clock = PhaseClock(parts.device)
         # its kernels go before the learner's: they are short, and envs wait for them
         self._stream = torch.cuda.Stream(parts.device, priority=-1) if parts.device.type == "cuda" else None
@@ -118,9 +125,10 @@ class Actor:
             with self._clock.phase(WAIT):
                 self.collector.rollout = queue.acquire(self._next_batch, self._part)
                 version = versions.read(self._tensors, rule.oldest(self._next_batch), rule.exactly)
+                scaling = None if self._torso is None else self._torso.freeze()
             self.collector.collect()
             self._clock.lap()
-            queue.submit(self._next_batch, WindowNote(self.number, version, self._clock.read()))
+            queue.submit(self._next_batch, WindowNote(self.number, version, scaling, self._clock.read()))
         self._next_batch += self._stride
 
     def restart(self) -> None:

@@ -12,7 +12,7 @@ from trainer import distributed, losses, schedules
 from trainer.config import ImpalaConfig
 from trainer.graphs import Graphs
 from trainer.impala_objective import REPORTED, Learned, Objective
-from trainer.normalize import ObservationNormalizer, ValueNormalizer
+from trainer.normalize import ObservationNormalizer, Scaling, ValueNormalizer
 from trainer.off_policy import OffPolicyCredit, OffPolicyEstimator, Present, Window
 from trainer.policy import ActorCritic
 from trainer.rmsprop import RMSProp
@@ -28,9 +28,9 @@ class Impala:
     present policy, gets its credit from that evaluation, and its policy loss has the gradient ``-A * grad log pi``.
     Further passes keep that credit and clip the ratio to the first pass's policy, as PPO does (APPO).
 
-    Statistics of the normalizers move once per update, after it: the actors' copies of them and of the parameters
-    belong together. A minibatch whose loss or gradient is not finite is not applied, nor is any that follows it in the
-    same update.
+    Observations are scaled as the actor scaled them, so that the ratio is that of two policies over the same inputs.
+    The normalizers' statistics move once per update, after it. A minibatch whose loss or gradient is not finite is not
+    applied, nor is any that follows it in the same update.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class Impala:
         observations = rollout.observations[:, columns]
         if self._observation_normalizer is not None:
             with self._clock.phase("normalize"):
-                observations = self._observation_normalizer(observations)
+                scaling = rollout.scaling and Scaling(*(tensor[columns] for tensor in rollout.scaling))
+                observations = self._observation_normalizer(observations, scaling)
         fields = (rollout.actions, rollout.log_probs, rewards, rollout.terminated, rollout.truncated, rollout.valid)
         return Window(observations, *(field[:, columns] for field in fields), core_state=rollout.core_state[0, columns])
 

@@ -13,6 +13,8 @@ from trainer.config import ImpalaConfig
 from trainer.distributions import ActionHead
 from trainer.off_policy import Present, Window
 
+#: Beyond it a ratio is cut: it means nothing any more, and infinity times an advantage of 0 would be NaN.
+_MAX_LOG_RATIO = 20.0
 #: What an objective reports, in this order; each sums over ranks.
 REPORTED = ("loss/clip_fraction", "loss/total", "loss/policy", "loss/value", "loss/entropy", "loss/approx_kl")
 
@@ -58,8 +60,9 @@ class Objective:
             targets: ``[T, n]``, in the critic's units.
             count: scalar, what sums are divided by: valid rows of the minibatch, over all ranks.
         """
-        loss, report = self._solve(window, present, learned, targets, count)
-        # the ratio itself may exceed float32 after a long lag, and does no harm where it is clipped
+        reference = torch.maximum(learned.log_probs, present.log_probs - _MAX_LOG_RATIO)
+        loss, report = self._solve(window, present, learned._replace(log_probs=reference), targets, count)
+        # of the logarithm: the ratio may exceed float32 after a long lag, and does no harm where it is clipped
         log_ratio = losses.select(present.log_probs - window.log_probs, window.valid)
         lag_kl = losses.masked_mean(0.5 * log_ratio.square(), window.valid, count)
         return loss, torch.cat([report.detach(), lag_kl[None]])

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
+from trainer.normalize import Scaling
+
+_NOT_ROWS = ("columns", "scaling")  #: fields of a rollout that have no axes [T, N]
+
 
 @dataclass
 class Rollout:
@@ -26,6 +30,8 @@ class Rollout:
     valid: Tensor  #: ``[T, N]`` bool, False in filler rows
     core_state: Tensor  #: ``[1, N, state_size]`` float32, the memory with which the policy saw row 0
     columns: slice = field(default_factory=lambda: slice(None))  #: which of the run's envs these are
+    #: ``[N, *observation_shape]`` each: with which the policy saw observations that are still raw
+    scaling: Scaling | None = None
 
     @classmethod
     def allocate(
@@ -75,7 +81,7 @@ class Rollout:
 
     def narrow(self, columns: slice) -> Rollout:
         """A view of some columns."""
-        tensors = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "columns"}
+        tensors = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_ROWS}
         return replace(self, **{name: tensor[:, columns] for name, tensor in tensors.items()}, columns=columns)
 
     def read_rows(self) -> Tensor:
