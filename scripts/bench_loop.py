@@ -6,7 +6,7 @@ Example:
 
 Every row is a run of its own in this process, after some updates that compile and capture. Milliseconds are means per
 update; ``host`` is how long the host was busy issuing the update phase, which the device need not have waited for;
-``gpu_mib`` is the most that torch reserved.
+``gpu_mib`` is the most that torch reserved; ``start_seconds`` is what building the run and those first updates took.
 """
 
 from __future__ import annotations
@@ -41,11 +41,15 @@ def measure(settings: list[str], skip: int, updates: int) -> dict[str, str | int
         gc.collect()  # a run before this one may hold itself in a cycle
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
     trainer = Trainer(compose_config([*settings, *_QUIET]), QuietConsole())
     host: list[float] = []
     _time_calls(trainer, host)
     trainer.clock.start()
-    rows = [trainer.train_one_update() for _ in range(skip + updates)][skip:]
+    for _ in range(skip):
+        trainer.train_one_update()
+    start_seconds = time.perf_counter() - started
+    rows = [trainer.train_one_update() for _ in range(updates)]
     trainer.close()
 
     def mean(name: str) -> float:
@@ -57,6 +61,7 @@ def measure(settings: list[str], skip: int, updates: int) -> dict[str, str | int
         **{name: round(mean(name), 3) for name in _COLUMNS},
         "host": round(1e3 * statistics.fmean(host[skip:]), 3),
         "gpu_mib": torch.cuda.max_memory_reserved() >> 20 if torch.cuda.is_available() else 0,
+        "start_seconds": round(start_seconds, 1),
         "updates": updates,
     }
 
