@@ -57,6 +57,7 @@ class WarpSimulation:
         self._model = mjw.put_model(model)
         self._model.opt.warn_overflow = 0  # counted instead of printed
         self._model.opt.run_qacc_smooth = False  # nothing reads it, and Newton starts from the last acceleration
+        self._model.block_dim.update_gradient_cholesky = 32  # instead of 64: one warp factors these small matrices
         self._data = mjw.make_data(model, nworld=num_envs, nconmax=task.contacts, njmax=task.constraints)
         self._model.callback.contactfilter = align_contacts
 
