@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import argparse
 import csv
-import itertools
 import multiprocessing
 import os
 import pathlib
 import platform
 import subprocess
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch._inductor.config as inductor
 import triton
 from credit_report import draw, summarize
+from credit_sections import SECTIONS, Section, sections
 from credit_timing import (
     BY_NAME,
     Problem,
@@ -40,12 +39,12 @@ from credit_timing import (
     quantiles,
     synchronized_time,
 )
-from tune_credit import SHAPES, SHORT, compile_tile, rule, tune
+from tune_credit import compile_tile, rule, tune
 
 from kernels import reference
 
 RESULTS = pathlib.Path(__file__).parents[1] / "docs" / "results"
-SECTIONS = ("gae", "operations", "variants", "torch")
+COMPILE_LIMIT_S = 240
 MODES = {"torch-loop": "loop", "torch-scan": "scan", "torch-compiled": "compiled"}
 #: float32 sums of a hundred terms of size 1, and half-precision outputs of that size.
 TOLERANCE = {"float32": 2e-4, "bfloat16": 4e-2, "float16": 5e-3, "float64": 1e-9}
@@ -130,82 +129,67 @@ def measure(problem: Problem, backend: str, cold: bool) -> Row:
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
 
 
-def precompile(pairs: list[tuple[Problem, str]]) -> None:
-    """Let all cores fill the caches on disk, Triton's own and that of `torch.compile`, for these problems."""
+def precompile(problems: list[Problem]) -> None:
+    """Let all cores fill Triton's cache with the kernels of these problems."""
     major, minor = torch.cuda.get_device_capability()
-    tiles = [(problem, rule(problem), 10 * major + minor) for problem, backend in pairs if backend == "triton"]
-    graphs = [problem for problem, backend in pairs if backend == "torch-compiled"]
-    work: list[tuple[Callable[[Any], object], list[Any]]] = [(compile_tile, tiles), (compile_torch, graphs)]
-    for function, tasks in work:
-        if tasks:
-            with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-                pool.map(function, tasks, chunksize=1)
+    tasks = [(problem, rule(problem), 10 * major + minor) for problem in problems]
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        pool.map(compile_tile, tasks, chunksize=1)
 
 
-def compile_torch(problem: Problem) -> None:
-    """One call of the compiled torch baseline."""
-    inductor.compile_threads = 1  # this process is one of many
-    problem.call(problem.inputs("cuda"), **options_of("torch-compiled"))()
+_turns: list[Any] = []  # of the processes that compile at the same time: a barrier and a lock
 
 
-class Section(NamedTuple):
-    """A part of a run: what it measures, and the seconds that it may take."""
+def compile_and_measure(problem: Problem) -> Row | None:
+    """Compile the torch baseline; when all have done so, measure it while no other does."""
+    barrier, lock = _turns
+    try:
+        inductor.compile_threads = 1  # this process is one of many
+        problem.call(problem.inputs("cuda"), **options_of("torch-compiled"))()
+    finally:
+        barrier.wait(COMPILE_LIMIT_S)
+    with lock:
+        return try_to_measure(problem, "torch-compiled", cold=False)
 
-    name: str
-    limit_s: float
-    pairs: list[tuple[Problem, str]]
-    cold: bool = False
+
+def measure_compiled(problems: list[Problem]) -> list[Row | None]:
+    """The compiled torch baseline, a process for each problem, since compiling takes longest."""
+    context = multiprocessing.get_context("spawn")
+    turns = [context.Barrier(len(problems)), context.Lock()]
+    with context.Pool(len(problems), initializer=_turns.extend, initargs=(turns,)) as pool:
+        return pool.map(compile_and_measure, problems, chunksize=1)
 
 
-def sections(operations: list[str]) -> list[Section]:
-    """All parts of a full run, in order of weight."""
-    layouts = ("time", "env")
-    gae = [Problem("gae", *shape, layout) for shape, layout in itertools.product((*SHAPES, *SHORT), layouts)]
-    others = [name for name in operations if name != "gae"]
-    rest = [Problem(name, *shape, layout) for shape, layout, name in itertools.product(SHAPES, layouts, others)]
-    wide = [
-        Problem("retrace_categorical", *shape, layout, actions=actions)
-        for shape, actions, layout in itertools.product(((256, 8192), (4096, 128)), (2, 16, 64), layouts)
-    ]
-    long = [Problem(name, 16, 131072, layout) for name, layout in itertools.product(operations, layouts)]
-    precise = [
-        Problem(name, *shape, layout, dtype)
-        for name, shape, dtype, layout in itertools.product(
-            ("gae", "vtrace"), ((4096, 128), (65536, 128)), ("bfloat16", "float64"), layouts
-        )
-    ]
-    compared = itertools.product(((4096, 128), (65536, 128), (1024, 2048)), operations)
-    baselines = [Problem("gae", 4096, 512), *(Problem(name, *shape) for shape, name in compared)]
-    pairs = [(problem, backend) for problem in baselines for backend in ("triton", "torch-compiled")]
-    pairs += [(Problem("gae", 4096, 128), mode) for mode in ("torch-scan", "torch-loop")]
-    return [
-        Section("gae", 60, [(problem, "triton") for problem in gae], cold=True),
-        Section("operations", 150, [(problem, "triton") for problem in rest]),
-        Section("variants", 60, [(problem, "triton") for problem in (*wide, *long, *precise)]),
-        Section("torch", 180, pairs),
-    ]
+def try_to_measure(problem: Problem, backend: str, cold: bool) -> Row | None:
+    """`measure`, or None and a message where the outputs disagree with the reference."""
+    try:
+        return measure(problem, backend, cold)
+    except ValueError as error:
+        print(error, flush=True)
+        return None
+    finally:
+        torch.cuda.empty_cache()
 
 
 def run(parts: list[Section], cold: bool) -> list[Row]:
     """Measure the sections one after the other, each within its time."""
-    rows: list[Row] = []
-    where = environment()
+    rows: list[Row | None] = []
     start = time.monotonic()
-    precompile([pair for part in parts for pair in part.pairs])
+    precompile([problem for part in parts for problem, backend in part.pairs if backend == "triton"])
     print(f"kernels compiled in {time.monotonic() - start:.0f} s", flush=True)
     for part in parts:
         start = time.monotonic()
-        for index, (problem, backend) in enumerate(part.pairs):
+        compiled = [problem for problem, backend in part.pairs if backend == "torch-compiled"]
+        rows += measure_compiled(compiled) if compiled else []
+        others = [pair for pair in part.pairs if pair[1] != "torch-compiled"]
+        for index, (problem, backend) in enumerate(others):
             if time.monotonic() - start > part.limit_s:
-                print(f"{part.name}: stopped after {index} of {len(part.pairs)}, {part.limit_s} s are over")
+                print(f"{part.name}: stopped after {index} of {len(others)}, {part.limit_s} s are over")
                 break
-            try:
-                rows.append({**measure(problem, backend, cold and part.cold), **where})
-            except ValueError as error:
-                print(error, flush=True)
-            torch.cuda.empty_cache()
+            rows.append(try_to_measure(problem, backend, cold and part.cold))
         print(f"{part.name}: {time.monotonic() - start:.0f} s", flush=True)
-    return rows
+    where = environment()
+    return [{**row, **where} for row in rows if row is not None]
 
 
 def append(rows: list[Row], path: pathlib.Path) -> None:
