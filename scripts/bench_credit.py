@@ -140,6 +140,11 @@ def precompile(problems: list[Problem]) -> None:
 _turns: list[Any] = []  # of the processes that compile at the same time: a barrier and a lock
 
 
+def take_part(*turns: Any) -> None:
+    """Start one of those processes."""
+    _turns.extend(turns)
+
+
 def compile_and_measure(problem: Problem) -> Row | None:
     """Compile the torch baseline; when all have done so, measure it while no other does."""
     barrier, lock = _turns
@@ -155,8 +160,8 @@ def compile_and_measure(problem: Problem) -> Row | None:
 def measure_compiled(problems: list[Problem]) -> list[Row | None]:
     """The compiled torch baseline, a process for each problem, since compiling takes longest."""
     context = multiprocessing.get_context("spawn")
-    turns = [context.Barrier(len(problems)), context.Lock()]
-    with context.Pool(len(problems), initializer=_turns.extend, initargs=(turns,)) as pool:
+    turns = context.Barrier(len(problems)), context.Lock()
+    with context.Pool(len(problems), initializer=take_part, initargs=turns) as pool:
         return pool.map(compile_and_measure, problems, chunksize=1)
 
 
