@@ -93,14 +93,13 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true", help=f"print only; do not append to {RESULTS.name}")
     arguments = parser.parse_args()
     raw = raw_rate(compose_config([*_QUIET, *arguments.settings]), arguments.raw_pools, arguments.seconds / 3)
-    rows = []
+    source = provenance(("envpool", "triton"))
     for variant in arguments.against:
         settings = [*arguments.settings, *variant.split()]
-        rows.append(summarize(" ".join(settings), train(compose_config([*_QUIET, *settings]), arguments.seconds), raw))
-        print(format_table(rows[-1:], [name for name in rows[-1] if name != "settings"]), rows[-1]["settings"], "\n")
-    if not arguments.no_save:
-        source = provenance(("envpool", "triton"))
-        append_rows(RESULTS, [{**row, **source} for row in rows])
+        row = summarize(" ".join(settings), train(compose_config([*_QUIET, *settings]), arguments.seconds), raw)
+        print(format_table([row], [name for name in row if name != "settings"]), row["settings"], "\n", flush=True)
+        if not arguments.no_save:
+            append_rows(RESULTS, [{**row, **source}])
 
 
 if __name__ == "__main__":
