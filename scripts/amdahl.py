@@ -7,8 +7,8 @@
 
 A preset is a file under ``scripts/amdahl_presets``. The variants of a cell (credit backends, loss backends, CUDA graphs
 on and off) train in one process in turns. Appends to ``<out>/amdahl.csv`` and writes ``<out>/amdahl.html``, which needs
-no network, and its summary and one picture as ``amdahl.md`` and ``amdahl.svg``. Exit status: 0, or 1 where something is
-refused or no cell could be measured.
+no network, and its summary and one picture as ``amdahl.md`` and ``amdahl.svg``; Ctrl-C ends the measuring, not the
+report. Exit status: 0, or 1 where something is refused or no cell could be measured.
 """
 
 from __future__ import annotations
@@ -64,14 +64,19 @@ def _parse(arguments: list[str]) -> Options:
 def _measure_all(seconds: float, cells: list[Cell]) -> Iterator[list[Row]]:
     """Each cell's rows, told as they come; a cell that fails or finds no time left is one row that says so."""
     start = time.monotonic()
-    shelf = EnvShelf()
+    shelf, interrupted = EnvShelf(), False
     try:
         for cell in cells:
             spent = time.monotonic() - start
-            if spent + cell.seconds > seconds:
-                rows = [not_measured(cell, f"{spent:.0f} of {seconds:.0f} s were spent")]
+            if interrupted or spent + cell.seconds > seconds:
+                rows = [
+                    not_measured(cell, "interrupted" if interrupted else f"{spent:.0f} of {seconds:.0f} s were spent")
+                ]
             else:
-                rows = _measured_rows(cell, shelf)
+                try:
+                    rows = _measured_rows(cell, shelf)
+                except KeyboardInterrupt:  # Ctrl-C ends the measuring, not the report
+                    rows, interrupted = [not_measured(cell, "interrupted")], True
             print(f"[{time.monotonic() - start:4.0f} s] {_told(rows)}", flush=True)
             yield rows
     finally:

@@ -361,6 +361,25 @@ def test_a_cell_that_fails_or_finds_no_time_is_listed_and_the_others_are_measure
     assert (tmp_path / "amdahl.html").read_text() == html
 
 
+def test_an_interrupt_ends_the_measuring_and_not_the_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    preset_file(tmp_path, TINY + "  - {compare: credit, sweep: {rollout_length: [4, 5, 6]}}\n")
+    measured: list[Cell] = []
+
+    def interrupted_at_the_second(cell: Cell, shelf: EnvShelf) -> Measured:
+        measured.append(cell)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return measure(cell, shelf)
+
+    monkeypatch.setattr(amdahl, "measure", interrupted_at_the_second)
+    assert run_main(monkeypatch, tmp_path, "preset=tiny", "device=cpu", f"out={tmp_path}") == 0
+    rows, _ = read_rows(tmp_path / "amdahl.csv")
+    assert [row.note for row in rows] == ["", "", "interrupted", "interrupted", "interrupted"]
+    assert (tmp_path / "amdahl.html").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
