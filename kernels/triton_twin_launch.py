@@ -18,8 +18,6 @@ from kernels.triton_twin import input_gradient_kernel, layer_kernel, weight_grad
 
 INTERPRETED = isinstance(layer_kernel, InterpretedFunction)
 Pair = tuple[Any, Any]
-#: Rows whose products one program of a weight gradient adds up.
-ROWS_OF_PART = 1024
 
 
 class Layer(NamedTuple):
@@ -156,7 +154,7 @@ def backward_launches(
     below = hidden_of(torch.empty_like(memory), layers, rows)
     sizes = [w.numel() + b.numel() for layer in layers for w, b in zip(layer.weights, layer.biases, strict=True)]
     starts = list(itertools.accumulate(sizes, initial=0))
-    parts = inputs.new_empty(-(-rows // ROWS_OF_PART), starts[-1], dtype=torch.float32)
+    parts = inputs.new_empty(-(-rows // rows_of_part(rows)), starts[-1], dtype=torch.float32)
     launches = []
     for index in reversed(range(len(layers))):
         layer = layers[index]
@@ -176,7 +174,8 @@ def _weight_gradient(
     tile = format.weight_gradient.fit(widest, layer.inputs, rows)
     biases = tuple(place + layer.inputs * width for place, width in zip(places, layer.outputs, strict=True))
     arguments = (
-        gradients, strides, values, parts, parts.shape[1], places, biases, rows, layer.outputs, ROWS_OF_PART,
+        gradients, strides, values, parts, parts.shape[1], places, biases, rows, layer.outputs,
+        rows_of_part(rows),
     )  # fmt: skip
     constants = {"INPUT_STRIDE": values[0].stride(0), "K": layer.inputs, **_constants(format, tile)}
     outputs, inputs, networks = _grid(tile, widest, layer.inputs)
@@ -191,6 +190,12 @@ def _input_gradient(
     arguments = (gradients, strides, layer.weights, values, below, rows, layer.outputs)
     constants = {"K": layer.inputs, "ACTIVATION": activation, "MAX_N": widest, **_constants(format, tile)}
     return Launch(input_gradient_kernel, _grid(tile, rows, layer.inputs), arguments, constants)
+
+
+def rows_of_part(rows: int) -> int:
+    """Rows whose products one program of a weight gradient adds up: some 32 to 64 parts fill a GPU, and each costs a
+    row of memory as long as all parameters."""
+    return min(1024, max(256, next_power(-(-rows // 64))))
 
 
 def _grid(tile: Tile, rows: int, columns: int) -> tuple[int, int, int]:

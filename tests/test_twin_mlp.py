@@ -86,7 +86,7 @@ def test_outputs_and_gradients_are_those_of_the_separate_networks(
 
 @on_cpu
 def test_sums_over_rows_are_joined_from_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_launch, "ROWS_OF_PART", 64)
+    monkeypatch.setattr(triton_launch, "rows_of_part", lambda rows: 64)
     pair, x = networks(5, [20], 3), torch.randn(201, 5)
     assert_close(run(pair, x, precision="float32", backend="triton"), in_float64(pair, x), 3e-6)
 
