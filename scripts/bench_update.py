@@ -30,6 +30,7 @@ from scripts.update_problems import PROBLEMS, FixedBatch, Problem, fixed_batch
 from scripts.update_rsl_rl import has_rsl_rl, rsl_rl_update
 from scripts.update_variants import PRECISIONS, VARIANTS, Update, ours
 from trainer.config import PPOConfig
+from trainer.graphs import WARM_UP_CALLS
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "update.csv"
 PLAIN = "torch.compile, one graph"
@@ -76,7 +77,7 @@ def error_of(step: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 def times_of(update: Update, repeats: int, device: str) -> tuple[list[float], list[float]]:
     """Milliseconds of whole updates and of their calls, sorted, after some that compile and capture."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    for _ in range(3):
+    for _ in range(WARM_UP_CALLS + 2):
         update.run()
     wait()
     whole, calls = [], []
