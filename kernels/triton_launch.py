@@ -32,14 +32,27 @@ _FACTS = operator.attrgetter("shape", "dtype", "device")
 
 
 class _Entry(NamedTuple):
-    """A plan, and a compiled check whether tensors are described by its key."""
+    """A plan, and what sees quickly whether a call's arguments are described by its key."""
 
+    given: Callable[[Sequence[Any]], tuple[Any, ...]]  #: picks the arguments that were given
+    absent: Callable[[Sequence[Any]], Any]  #: picks those that were not
+    nothing: Any  #: what `absent` picks then
     matches: Callable[..., bool]
     plan: Plan
 
+    def addresses(self, described: Sequence[Any]) -> list[int] | None:
+        """Those of the given arguments and a 0, or None where it takes the whole key to tell."""
+        if self.absent(described) != self.nothing:
+            return None
+        given = self.given(described)
+        if not self.matches(*given):
+            return None
+        addresses = [*map(Tensor.data_ptr, given), 0]
+        return None if functools.reduce(operator.or_, addresses) & 15 else addresses
+
 
 _plans: dict[tuple[Any, ...], _Entry] = {}
-#: The last entry for each choice of operation, options and arguments given; tensors rarely change from call to call.
+#: The last entry for each choice of operation and options; tensors rarely change from call to call.
 _recent: dict[tuple[Any, ...], _Entry] = {}
 
 
@@ -59,26 +72,43 @@ def solve(
     """
     per_env, number = (gamma, 0.0) if isinstance(gamma, Tensor) else (None, gamma)
     inputs = (*tensors, per_env)
-    try:
-        described = inputs if out is None else (*inputs, *out)
-        given = [x for x in described if x is not None]
-        addresses = [*map(Tensor.data_ptr, given), 0]
-        choice = (operation.name, out_dtype, moments, *map(type, described))
-        entry = _recent.get(choice)
-        misaligned = functools.reduce(operator.or_, addresses) & 15
-        if misaligned or entry is None or not entry.matches(*given):
-            alignments = [address & 15 for address in addresses] if misaligned else []
-            key = (*choice, *map(_FACTS, given), *[x.stride() for x in given], *alignments)
-            entry = _plans.get(key)
-            if entry is None:
-                plan = prepare(operation, inputs, out, out_dtype, moments)
-                entry = _plans[key] = _Entry(compiled_check(given), plan)
-            if not misaligned:
-                _recent[choice] = entry
-    except (AttributeError, TypeError):
-        check_tensors(operation, tensors, per_env)
-        raise
+    described = inputs if out is None else (*inputs, *out)
+    options = (operation.name, out_dtype, moments, len(described))
+    entry = _recent.get(options)
+    addresses = None if entry is None else entry.addresses(described)
+    if entry is None or addresses is None:
+        entry, addresses = _find(operation, inputs, out, options, described)
     return entry.plan(inputs, addresses, number, coefficients, out)
+
+
+def _find(
+    operation: Operation,
+    inputs: Inputs,
+    out: Sequence[Tensor] | None,
+    options: tuple[Any, ...],
+    described: Sequence[Any],
+) -> tuple[_Entry, list[int]]:
+    """The entry of the whole key, made where there is none yet, and the addresses of the given arguments and a 0."""
+    given = [x for x in described if x is not None]
+    try:
+        addresses = [*map(Tensor.data_ptr, given), 0]
+        alignments = tuple(address & 15 for address in addresses)
+        key = (*options, *map(type, described), *map(_FACTS, given), *[x.stride() for x in given], alignments)
+    except (AttributeError, TypeError):
+        check_tensors(operation, inputs[:-1], inputs[-1])
+        raise
+    entry = _plans.get(key)
+    if entry is None:
+        _, out_dtype, moments, _ = options
+        plan = prepare(operation, inputs, out, out_dtype, moments)
+        ranks = range(len(described))
+        pick_given = operator.itemgetter(*(rank for rank in ranks if described[rank] is not None))
+        pick_absent = operator.itemgetter(*([rank for rank in ranks if described[rank] is None] or [slice(0)]))
+        entry = _Entry(pick_given, pick_absent, pick_absent(described), compiled_check(given), plan)
+        _plans[key] = entry
+    if not any(alignments):
+        _recent[options] = entry
+    return entry, addresses
 
 
 def compiled_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:

@@ -112,6 +112,7 @@ class ScanPlan:
         #: the address of every argument from those of the given ones, the last of which is 0 for all others
         self.sources = operator.itemgetter(*(-1 if x is None else rank for x, rank in zip(inputs, ranks, strict=False)))
         self.device, self.index = rows.device, rows.device.index if rows.is_cuda else None
+        self.may_switch = rows.is_cuda and torch.cuda.device_count() > 1
         self.outputs, self.moments, self.warps = outputs, moments, tile.warps
         self.dtype = accumulate_dtype(operation, inputs[:-1])
         self.strides = tuple(() if x is None else x.stride() for x in inputs)
@@ -149,7 +150,7 @@ class ScanPlan:
         out: Sequence[Tensor] | None,
     ) -> Sequence[Tensor]:
         """Launch on the current stream of the tensors' device."""
-        if self.index is not None and torch.accelerator.current_device_index() != self.index:
+        if self.may_switch and torch.accelerator.current_device_index() != self.index:
             with torch.cuda.device(self.index):
                 return self(inputs, addresses, gamma, coefficients, out)
         if self.compiled is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MULTIPROCESSORS = 132  # of an H100 or H200
+ACTIONS_AT_ONCE = 4  # 16 bytes of float32 for a thread; more are summed across threads, which is slower
 FORWARD = ("eligibility_traces", "episodic_prefix_sum")
 HEAVY = ("vtrace", "retrace", "retrace_categorical")  # more registers per row
 
@@ -39,7 +40,7 @@ def choose(operation: str, steps: int, envs: int, env_major: bool, itemsize: int
     if not actions:
         return tile
     return (_env_major_actions(steps, envs) if env_major else _time_major_actions(steps, envs))._replace(
-        actions=min(16, next_power(actions))
+        actions=min(ACTIONS_AT_ONCE, next_power(actions))
     )
 
 
@@ -83,6 +84,8 @@ def _env_major(steps: int, envs: int) -> Tile:
 
 
 def _time_major_actions(steps: int, envs: int) -> Tile:
+    if envs >= 16384:
+        return Tile(8, 32, 4, 8)
     return Tile(16, 32, 4, 16, split=envs < 16 * MULTIPROCESSORS and steps > 128)
 
 

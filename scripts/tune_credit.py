@@ -20,7 +20,7 @@ from credit_timing import CALLS_PER_GRAPH, Problem, device_times, quantiles
 
 from kernels.operations import output_specs
 from kernels.triton_launch import ScanPlan
-from kernels.triton_tiles import Tile, choose, next_power
+from kernels.triton_tiles import Tile, choose
 
 
 class Target(NamedTuple):
@@ -107,7 +107,7 @@ FEW_PROGRAMS, MAX_BLOCKS = 132, 1024  #: multiprocessors of an H100 or H200; blo
 def candidates(problem: Problem) -> list[Tile]:
     """Tiles that are no more than twice as long as the problem, with every useful split of time."""
     base = TIME_MAJOR if problem.layout == "time" else ENV_MAJOR
-    width = min(16, next_power(problem.actions)) if problem.operation == "retrace_categorical" else 1
+    width = rule(problem).actions
     found = []
     for runs, envs, length, warps in base:
         rows = runs * length

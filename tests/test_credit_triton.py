@@ -238,7 +238,7 @@ def test_moments_of_large_equal_advantages_do_not_cancel() -> None:
 
 
 @pytest.mark.gpu
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_random_windows_agree_with_the_reference_on_a_gpu(data: st.DataObject) -> None:
     operation = data.draw(st.sampled_from(sorted(OPERATIONS)))
