@@ -37,7 +37,7 @@ class ActorPool:
         self._clock, self._episodes, self._pools = parts.graphs.clock, parts.episodes, env.pools
         self._timeout = config.env.timeout
         self._actors = [
-            Actor(i, i % per_group, i // per_group, groups, member, parts, config.rollout_length, config.compile)
+            Actor(i, i // per_group, i % per_group, groups, member, parts, config.rollout_length, config.compile)
             for i, member in enumerate(env.members)
         ]
         self._gate = Gate()

@@ -70,9 +70,9 @@ class Actor:
 
     Args:
         number: among the run's actors.
-        part: which columns of its group's batches it fills.
-        first_batch: the first batch of its group; the next ones come every ``stride`` batches.
-        stride: how many groups there are.
+        group: which actors it fills batches with: batches ``group``, ``group + groups``, ``group + 2 * groups``, ...
+        part: which columns of these batches it fills.
+        groups: how many groups there are.
         env: its own envs.
         parts: the run's, of which policy and normalizer are copied.
         rollout_length: T.
@@ -82,16 +82,16 @@ class Actor:
     def __init__(
         self,
         number: int,
+        group: int,
         part: int,
-        first_batch: int,
-        stride: int,
+        groups: int,
         env: VecEnv,
         parts: Parts,
         rollout_length: int,
         compile_policy: bool,
     ):
-        self.number, self.group, self._part = number, first_batch, part
-        self._next_batch, self._stride = first_batch, stride
+        self.number, self.group, self._part, self._groups = number, group, part, groups
+        self._next_batch = group
         policy, normalizer = copy.deepcopy((parts.policy, parts.observation_normalizer))
         self._tensors = tensors_of(policy, normalizer)
         self._torso = None if normalizer is None else _NormalizedTorso(normalizer, policy.torso)
@@ -129,7 +129,7 @@ class Actor:
             self.collector.collect()
             self._clock.lap()
             queue.submit(self._next_batch, WindowNote(self.number, version, scaling, self._clock.read()))
-        self._next_batch += self._stride
+        self._next_batch += self._groups
 
     def restart(self) -> None:
         """Start every env anew."""
