@@ -9,8 +9,12 @@ rounded once per physics step as float32 would: more than that cannot be asked o
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
 
 import gymnasium
 import numpy as np
