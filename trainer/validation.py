@@ -176,7 +176,7 @@ def _check_algorithm(config: Config) -> None:
             f"{' or '.join(_ESTIMATORS[config.algo])}"
         )
     if config.credit.probe and config.credit.estimator == "retrace":
-        raise ConfigError("credit.probe=true compares estimators of state values, and credit.estimator=retrace has none")
+        raise ConfigError("credit.probe=true compares estimators of state values; credit.estimator=retrace has none")
     if config.algo == "impala":
         _check_actors(config)
         _check_lag(config)
