@@ -61,7 +61,7 @@ class Format(NamedTuple):
 
 FORMATS = {
     "bfloat16": Format(
-        torch.bfloat16, tl.bfloat16, Tile(128, 128, 64, 8, 2), Tile(128, 128, 64, 8, 2), Tile(64, 128, 64, 4, 4)
+        torch.bfloat16, tl.bfloat16, Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 2), Tile(64, 128, 64, 4, 4)
     ),
     "float32": Format(
         torch.float32, tl.float32, Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2)
