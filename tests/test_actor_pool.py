@@ -1,8 +1,7 @@
-"""Asynchronous actors: what a run logs, how it ends, how old policies may be, and what is refused before it starts."""
+"""Asynchronous actors: what a run logs, how it ends, and what is refused before it starts."""
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import signal
@@ -16,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import differences, rows, run_until, small_config, without_times
+from impala_runs import assert_no_thread_is_left, impala_config, updates
+from small_runs import differences, rows, run_until, small_config
 
 import envs
 from envs import envpool_worker
@@ -24,8 +24,7 @@ from envs.base import EnvError
 from envs.envpool_cpu import EnvPoolVecEnv
 from envs.group import EnvGroup
 from trainer import checkpoint, evaluate
-from trainer.config import Config, ConfigError
-from trainer.console import QuietConsole
+from trainer.config import ConfigError
 from trainer.impala import Impala
 from trainer.loop import Trainer
 from trainer.run_folder import RunFolder
@@ -33,42 +32,12 @@ from trainer.schema import compose_for_resume
 from trainer.session import train
 from trainer.timing import PHASES
 
-IMPALA = ("algo=impala", "impala.num_minibatches=2", "impala.optimizer=adam")
-
-
-def impala_config(*overrides: str) -> Config:
-    return small_config(*IMPALA, *overrides)
-
-
-@pytest.fixture
-def trainers() -> Iterator[list[Trainer]]:
-    """Trainers that are closed when the test ends."""
-    made: list[Trainer] = []
-    yield made
-    for trainer in made:
-        trainer.close()
-
-
-def updates(trainers: list[Trainer], count: int, *overrides: str) -> list[dict[str, Any]]:
-    trainer = Trainer(impala_config(*overrides), QuietConsole())
-    trainers.append(trainer)
-    trainer.clock.start()
-    return [trainer.train_one_update() for _ in range(count)]
-
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    if _started_since(before):
-        gc.collect()  # an env that was refused half way through the start is dropped, not closed
-    for thread in _started_since(before):
-        thread.join(2.0 if thread.name.startswith("pool") else 0.0)
-    assert [thread.name for thread in _started_since(before)] == []
-
-
-def _started_since(before: set[threading.Thread]) -> list[threading.Thread]:
-    return [t for t in set(threading.enumerate()) - before if t.name.startswith(("actor", "pool"))]
+    assert_no_thread_is_left(before)
 
 
 def test_a_run_finishes_and_logs_what_every_run_logs(tmp_path: Path):
@@ -165,145 +134,11 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on_from_there(tmp_path: Path
     assert after[-1]["update"] >= len(before) + 2
 
 
-@pytest.mark.parametrize("lag", [0, 1, 4])
-def test_a_forced_lag_acts_with_the_parameters_of_so_many_updates_ago(
-    trainers: list[Trainer], monkeypatch: pytest.MonkeyPatch, lag: int
-):
-    history: list[dict[str, torch.Tensor]] = []
-    errors: list[float] = []
-    original = Impala.update
-
-    def update(self: Impala, rollout: Any, rewards: torch.Tensor, progress: float) -> Any:
-        present = {name: tensor.clone() for name, tensor in self.policy.state_dict().items()}
-        history.append(present)
-        self.policy.load_state_dict(history[max(0, len(history) - 1 - lag)])
-        log_probs = self.policy.distribution(rollout.observations[:-1]).log_prob(rollout.actions)
-        errors.append(float((log_probs - rollout.log_probs)[rollout.valid].detach().abs().max()))
-        self.policy.load_state_dict(present)
-        return original(self, rollout, rewards, progress)
-
-    monkeypatch.setattr(Impala, "update", update)
-    metrics = updates(trainers, 8, f"impala.force_lag={lag}", "impala.learning_rate=0.01")
-    assert max(errors) < 1e-5, "two batch sizes of the same float32 network"
-    assert [m["lag/max"] for m in metrics] == [m["lag/min"] for m in metrics] == [min(u, lag) for u in range(8)]
-    assert metrics[-1]["lag/histogram"][-1] == 2 * (8 - lag)
-    assert not any(thread.name.startswith("actor") for thread in threading.enumerate())
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_every_window_was_collected_by_the_version_that_it_names(
-    trainers: list[Trainer], monkeypatch: pytest.MonkeyPatch, device: str
-):
-    """Half-written weights, or on CUDA a rollout that is read before it is complete, would show in the log-probs."""
-    history: list[dict[str, torch.Tensor]] = []
-    errors: list[float] = []
-    original = Impala.update
-
-    def update(self: Impala, rollout: Any, rewards: torch.Tensor, progress: float) -> Any:
-        history.append({name: tensor.clone() for name, tensor in self.policy.state_dict().items()})
-        for note in trainers[0].source._notes.values():
-            columns = slice(4 * note.actor, 4 * note.actor + 4)
-            self.policy.load_state_dict(history[note.version])
-            distribution = self.policy.distribution(rollout.observations[:-1, columns])
-            difference = distribution.log_prob(rollout.actions[:, columns]) - rollout.log_probs[:, columns]
-            errors.append(float(difference[rollout.valid[:, columns]].detach().abs().max()))
-        self.policy.load_state_dict(history[-1])
-        return original(self, rollout, rewards, progress)
-
-    monkeypatch.setattr(Impala, "update", update)
-    overrides = ("impala.learning_rate=0.01", "matmul_precision=highest", f"device={device}")
-    metrics = updates(trainers, 12, *overrides)
-    assert max(errors) < 1e-5, "two batch sizes of the same float32 network"
-    assert max(m["lag/max"] for m in metrics) >= 1
-
-
-def test_a_forced_lag_repeats_bit_for_bit(trainers: list[Trainer]):
-    def numbers() -> list[dict[str, Any]]:
-        metrics = updates(trainers, 4, "impala.force_lag=2", "normalize.observations=true")
-        return [
-            {k: v for k, v in without_times(m).items() if not k.startswith(("share", "learner", "actor"))}
-            for m in metrics
-        ]
-
-    assert numbers() == numbers()
-
-
-def test_at_lag_zero_the_policies_are_one_though_statistics_move(trainers: list[Trainer]):
-    overrides = ("impala.force_lag=0", "normalize.observations=true", "impala.num_minibatches=1")
-    for metrics in updates(trainers, 4, *overrides, "impala.learning_rate=0.01"):
-        assert metrics["loss/approx_kl"] == pytest.approx(0, abs=1e-10)
-
-
-@pytest.mark.parametrize("how", ["impala.force_lag=3", "impala.rollouts_per_update=1"])
-def test_a_policy_that_does_not_learn_is_the_same_policy_after_any_lag_and_though_statistics_move(
-    trainers: list[Trainer], how: str
-):
-    """The learner scales a window as its actor did, whatever the statistics are by now."""
-    metrics = updates(trainers, 8, how, "normalize.observations=true", "impala.learning_rate=0")
-    assert max(m["lag/max"] for m in metrics) >= 1
-    for m in metrics:
-        assert m["loss/approx_kl"] == pytest.approx(0, abs=1e-10)
-
-
-def slow_learner(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Impala.update
-
-    def update(self: Impala, *args: Any) -> Any:
-        time.sleep(0.05)
-        return original(self, *args)
-
-    monkeypatch.setattr(Impala, "update", update)
-
-
-@pytest.mark.parametrize("max_lag", [0, 1, 3])
-def test_block_keeps_every_rollout_within_the_lag_that_is_allowed(
-    trainers: list[Trainer], monkeypatch: pytest.MonkeyPatch, max_lag: int
-):
-    slow_learner(monkeypatch)
-    limits = (f"impala.max_lag={max_lag}", "impala.max_lag_action=block", "impala.queue_size=8")
-    metrics = updates(trainers, 10, *limits)
-    assert max(m["lag/max"] for m in metrics) == max_lag, "a learner this slow lets actors run ahead as far as they may"
-    assert metrics[-1]["lag/dropped_rollouts"] == 0
-
-
-def test_drop_learns_from_no_rollout_that_is_too_old_and_loses_no_episode(
-    trainers: list[Trainer], monkeypatch: pytest.MonkeyPatch
-):
-    slow_learner(monkeypatch)
-    metrics = updates(trainers, 8, "impala.max_lag=2", "impala.max_lag_action=drop", "impala.queue_size=8")
-    assert max(m["lag/max"] for m in metrics) <= 2
-    dropped = metrics[-1]["lag/dropped_rollouts"]
-    assert dropped > 0
-    assert dropped % 2 == 0, "the batches of both actors"
-    # CartPole pays 1 a step: an episode's return is its length, which a gap would break
-    episodes = trainers[0].episodes
-    assert episodes.ended > 0
-    assert list(episodes.returns) == list(episodes.lengths)
-    assert all(length >= 8 for length in episodes.lengths)
-
-
-def test_groups_of_actors_take_turns_and_rollouts_name_their_envs(
-    trainers: list[Trainer], monkeypatch: pytest.MonkeyPatch
-):
-    columns = []
-    original = Impala.update
-
-    def update(self: Impala, rollout: Any, *args: Any) -> Any:
-        columns.append((rollout.columns.start, rollout.columns.stop, rollout.valid.shape[1]))
-        return original(self, rollout, *args)
-
-    monkeypatch.setattr(Impala, "update", update)
-    metrics = updates(trainers, 6, "env.pools=4", "impala.rollouts_per_update=2")
-    assert columns == [(0, 4, 4), (4, 8, 4)] * 3
-    assert all(m["lag/max"] <= 3 for m in metrics)
-    assert all(length >= 8 for length in trainers[0].episodes.lengths)
-
-
-def test_switching_threads_often_changes_no_count(trainers: list[Trainer]):
+def test_switching_threads_often_changes_no_count():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        metrics = updates(trainers, 20, "env.pools=4")
+        metrics = updates(20, "env.pools=4")
     finally:
         sys.setswitchinterval(interval)
     # 64 rows an update, less the filler rows that its episodes left
@@ -314,12 +149,13 @@ def test_switching_threads_often_changes_no_count(trainers: list[Trainer]):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("estimator", ["vtrace", "retrace"])
-def test_actors_share_a_gpu_engine_in_groups_on_streams_of_their_own(trainers: list[Trainer], estimator: str):
+def test_actors_share_a_gpu_engine_in_groups_on_streams_of_their_own(estimator: str):
     overrides = ("env.engine=torch", "device=cuda", f"credit.estimator={estimator}", "num_envs=256", "env.pools=4")
-    metrics = updates(trainers, 30, *overrides, "normalize.observations=true")
+    made: list[Trainer] = []
+    metrics = updates(30, *overrides, "normalize.observations=true", made=made)
     assert metrics[-1]["skipped_minibatches"] == 0
     assert metrics[-1]["credit_backend"] == "triton"
-    assert all(length >= 8 for length in trainers[0].episodes.lengths)
+    assert all(length >= 8 for length in made[0].episodes.lengths)
     phases = sum(metrics[-1][f"time/{name}_ms"] for name in PHASES)
     assert phases == pytest.approx(metrics[-1]["time/total_ms"], rel=1e-3)
 
