@@ -92,12 +92,12 @@ def make_policy(
         ConfigError: spaces and networks do not fit together, or ``policy.backend=triton`` cannot run here.
     """
     kind, backend = ActorCritic, config.policy.backend
-    obstacle = twin_obstacle(config.policy, device, config.matmul_precision)
+    obstacle = twin_obstacle(config.policy, device, config.autocast)
     if config.credit.estimator == "retrace":
         kind, obstacle = QActorCritic, "has no Q head for credit.estimator=retrace"
     if backend == "triton" and obstacle:
         raise ConfigError(f"policy.backend=triton {obstacle}; use policy.backend=auto")
-    if not obstacle and (backend == "triton" or (backend == "auto" and config.autocast == "bfloat16")):
+    if not obstacle and backend != "torch":
         kind = TwinActorCritic
     return kind(observation_space, action_space, config.policy, autocast_dtype(config)).to(device)
 
