@@ -180,7 +180,9 @@ def test_a_resumed_run_keeps_the_memory_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("core", "solved"), [("lstm", True), ("none", False)])
 def test_the_t_maze_is_solved_with_memory_and_not_without(core: str, solved: bool, tmp_path: Path) -> None:
-    config = compose_config([*RUN, f"policy.core={core}", "policy.core_size=32", "total_steps=80000", "out=run"])
+    config = compose_config(
+        [*RUN, f"policy.core={core}", "policy.core_size=32", "ppo.learning_rate=3e-3", "total_steps=80000", "out=run"]
+    )
     assert train(config, tmp_path) == 0
     last = rows(tmp_path / "run")[-1]["episode_return"]
     played = evaluate(*load_checkpoint(tmp_path / "run"), episodes=64, seed=5, deterministic=True, device=CPU).returns
