@@ -20,6 +20,7 @@ import pathlib
 import platform
 import subprocess
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -176,16 +177,16 @@ def try_to_measure(problem: Problem, backend: str, cold: bool) -> Row | None:
         torch.cuda.empty_cache()
 
 
-def run(parts: list[Section], cold: bool) -> list[Row]:
-    """Measure the sections one after the other, each within its time."""
-    rows: list[Row | None] = []
+def run(parts: list[Section], cold: bool) -> Iterator[list[Row]]:
+    """Measure the sections one after the other, each within its time, and give each one's rows when it is done."""
+    where = environment()
     start = time.monotonic()
     precompile([problem for part in parts for problem, backend in part.pairs if backend == "triton"])
     print(f"kernels compiled in {time.monotonic() - start:.0f} s", flush=True)
     for part in parts:
         start = time.monotonic()
         compiled = [problem for problem, backend in part.pairs if backend == "torch-compiled"]
-        rows += measure_compiled(compiled) if compiled else []
+        rows = measure_compiled(compiled) if compiled else []
         others = [pair for pair in part.pairs if pair[1] != "torch-compiled"]
         for index, (problem, backend) in enumerate(others):
             if time.monotonic() - start > part.limit_s:
@@ -193,12 +194,13 @@ def run(parts: list[Section], cold: bool) -> list[Row]:
                 break
             rows.append(try_to_measure(problem, backend, cold and part.cold))
         print(f"{part.name}: {time.monotonic() - start:.0f} s", flush=True)
-    where = environment()
-    return [{**row, **where} for row in rows if row is not None]
+        yield [{**row, **where} for row in rows if row is not None]
 
 
 def append(rows: list[Row], path: pathlib.Path) -> None:
     """Add the rows to the table, which only ever grows."""
+    if not rows:
+        return
     columns = list(dict.fromkeys(key for row in rows for key in row))
     new = not path.exists()
     if not new:
@@ -227,8 +229,10 @@ def main() -> None:
         tune(args.operations, args.out / "credit_tune.csv", args.budget)
         return
     names = ["gae"] if args.preset == "quick" else args.sections
-    rows = run([part for part in sections(args.operations) if part.name in names], not args.hot_only)
-    append(rows, args.out / "credit.csv")
+    rows: list[Row] = []
+    for measured in run([part for part in sections(args.operations) if part.name in names], not args.hot_only):
+        append(measured, args.out / "credit.csv")  # at once: a run that is stopped keeps what it has measured
+        rows += measured
     draw(rows, args.out)
     print(summarize(rows))
 
