@@ -97,6 +97,11 @@ def measure(case: Case) -> dict[str, str | int | float]:
     }
 
 
+def measure_with_source(case: Case) -> tuple[dict[str, str | int | float], dict[str, str | int]]:
+    """The row, and where it comes from; asked for here, for a GPU context of the parent would be in ``gpu_mib``."""
+    return measure(case), provenance(PACKAGES[case.engine])
+
+
 def take_turns(env: envs.VecEnv, actions: list[torch.Tensor], policy_ms: float) -> Advance:
     """Steps every pool once per call, in turns; every pool has a step under way before and after a call."""
     batches = itertools.cycle([[batch[columns] for columns in env.pools] for batch in actions])
@@ -232,15 +237,14 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def main() -> None:
-    """Measure every case, print the table and append it to the results."""
+    """Measure case by case; each row is printed and appended to the results as soon as it is there."""
     arguments = parse_arguments()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as executor:
-        rows = list(executor.map(measure, cases(arguments)))
-    print(format_table(rows, rows[0]))
-    if not arguments.no_save:
-        source = provenance(PACKAGES[arguments.engine])
-        append_rows(RESULTS, [{**row, **source} for row in rows])
+        for row, source in executor.map(measure_with_source, cases(arguments)):
+            print(format_table([row], row), flush=True)
+            if not arguments.no_save:
+                append_rows(RESULTS, [{**row, **source}])
 
 
 if __name__ == "__main__":
