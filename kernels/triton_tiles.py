@@ -59,7 +59,7 @@ def _time_major(steps: int, envs: int, heavy: bool, forward: bool) -> Tile:
         long = steps > 4096
         if heavy:
             return Tile(64 if long else 32, 32, 2, 16, split=True, chunks=4)
-        return Tile(32, 32, 4, 8, split=True, chunks=4) if long else Tile(16, 32, 4, 4, split=True, chunks=4)
+        return Tile(32, 32, 4, 8, split=True, chunks=4) if long else Tile(16, 32, 4, 4, split=True, chunks=2)
     if steps <= 512:
         return Tile(64, 32, 2, 16, chunks=4) if heavy else Tile(32, 32, 4, 8, chunks=4)
     return Tile(32, 16, 4, 4, stages=2 if heavy else 3)
@@ -85,7 +85,7 @@ def _env_major(steps: int, envs: int) -> Tile:
 
 def _time_major_actions(steps: int, envs: int) -> Tile:
     if envs >= 16384:
-        return Tile(8, 32, 4, 8)
+        return Tile(4, 32, 4, 4, stages=2)
     return Tile(16, 32, 4, 16, split=envs < 16 * MULTIPROCESSORS and steps > 128)
 
 
