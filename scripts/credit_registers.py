@@ -19,6 +19,8 @@ from credit_timing import BY_NAME, Problem
 from triton.runtime import driver
 from tune_credit import Target, make_plan, rule
 
+from kernels.triton_scan import scan_kernel
+
 #: One problem for each kind of tile that the rule chooses.
 SHAPES = ((4096, 128), (65536, 16), (1024, 2048))
 
@@ -48,6 +50,7 @@ def main() -> None:
     writer.writerow(["triton", "arch", "operation", "envs", "steps", "layout", "registers", "stack_bytes"])
     for arch in args.arch:
         active.set_active(Target(arch))
+        scan_kernel.device_caches.clear()  # they do not tell one target from another
         for operation in args.operations:
             for shape in args.shapes:
                 for layout in args.layouts:
