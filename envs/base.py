@@ -23,7 +23,7 @@ So the final observation is the policy's input one row later, and V(final observ
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -63,6 +63,10 @@ class NullClock:
     def phase(self, name: str, /) -> AbstractContextManager[Any]:
         """Do nothing around the block."""
         return nullcontext()
+
+    def turns(self, count: int) -> Iterable[int]:
+        """``0 .. count - 1``."""
+        return range(count)
 
 
 class VecEnv(abc.ABC):

@@ -223,5 +223,5 @@ def _runs(cell: Cell, shelf: EnvShelf) -> Iterator[dict[str, Run]]:
 def _build(variant: Variant, env: VecEnv) -> Run:
     trainer = Trainer(variant.config, QuietConsole(), env)
     if not variant.has_clock:
-        vars(trainer.clock)["phase"] = nullcontext  # in place of the method: no stamp is taken
+        vars(trainer.clock).update(phase=nullcontext, turns=range)  # in place of the methods: no stamp is taken
     return Run(variant, trainer, env.state_dict())

@@ -23,7 +23,7 @@ from envs import envpool_worker
 from envs.base import EnvError
 from envs.envpool_cpu import EnvPoolVecEnv
 from envs.group import EnvGroup
-from trainer import checkpoint, evaluate
+from trainer import builder, checkpoint, evaluate
 from trainer.config import ConfigError
 from trainer.impala import Impala
 from trainer.loop import Trainer
@@ -197,6 +197,31 @@ def test_impossible_settings_are_refused_by_name(overrides: tuple[str, ...], nam
         impala_config(*overrides)
     assert named in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_keys_of_ppo_are_not_checked_where_impala_learns():
+    alone = ("num_envs=1", "env.pools=1", "rollout_length=1", "impala.num_minibatches=1")
+    assert impala_config(*alone, "ppo.num_minibatches=2", "ppo.learning_rate=1").num_envs == 1
+
+
+def test_actors_share_the_cores(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(builder, "usable_cores", lambda: 6)
+    for asked, threads in ((0, 3), (5, 5)):
+        config = impala_config(f"env.num_threads={asked}", "env.pools=2")
+        env = builder.make_training_env(config, torch.device("cpu"))
+        try:
+            assert isinstance(env, EnvGroup)
+            assert [member._num_threads for member in env.members] == [threads, threads]  # pyright: ignore[reportAttributeAccessIssue]
+        finally:
+            env.close()
+
+
+def test_another_optimizer_does_not_continue_a_run(tmp_path: Path):
+    assert train(impala_config("out=run", "total_steps=200"), tmp_path) == 0
+    run = RunFolder.existing(tmp_path / "run")
+    config = compose_for_resume(run.config.read_text(), ["impala.optimizer=rmsprop", "total_steps=400"])
+    with pytest.raises(checkpoint.CheckpointError, match=r"impala.optimizer=rmsprop, but the checkpoint is of adam"):
+        train(config, tmp_path, run)
 
 
 def test_ppo_does_not_learn_by_retrace():

@@ -51,6 +51,13 @@ def test_the_same_seed_gives_the_same_episodes(run: Path, engine: str, determini
     assert evaluate(config, state, 4, 6, deterministic, CPU) != first
 
 
+def test_a_run_with_fused_networks_is_played_on_a_cpu(run: Path):
+    config, state = load_checkpoint(run)
+    expected = evaluate(config, state, 3, seed=1, deterministic=True, device=CPU)
+    config.policy.backend = "triton"
+    assert evaluate(config, state, 3, seed=1, deterministic=True, device=CPU) == expected
+
+
 def test_evaluation_changes_neither_weights_nor_normalizers(run: Path):
     config, state = load_checkpoint(run)
     before = {name: tensor.clone() for name, tensor in state["modules"]["observation_normalizer"].items()}

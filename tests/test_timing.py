@@ -1,5 +1,6 @@
 """The clock: phases sum to the total, nested ones are exclusive, parts of an update are not counted twice."""
 
+import gc
 import itertools
 import time
 
@@ -65,6 +66,50 @@ def test_an_inner_phase_is_taken_out_of_the_outer_one(hands: Hands) -> None:
                 hands.spend(300)
     clock.lap()
     assert nonzero(clock.read()) == {"inference": 1, "env_step": 10, "transfer": 400, "total": 411}
+
+
+def test_a_few_of_many_equal_turns_stand_for_all_of_them(hands: Hands) -> None:
+    clock = PhaseClock(CPU, timed_turns=2)
+    clock.lap()
+    with clock.phase("credit"):
+        hands.spend(7)
+    for number in clock.turns(5):  # every third is timed, counted from the third
+        with clock.phase("inference"):
+            hands.spend(1)
+            with clock.phase("env_step"):
+                hands.spend(2 if number == 2 else 100)
+        hands.spend(1)
+    clock.lap()
+    turns = 4 + 4 * 102
+    expected = {"inference": turns / 4, "env_step": turns / 2, "other": turns / 4, "credit": 7, "total": 7 + turns}
+    assert nonzero(clock.read()) == pytest.approx(expected)
+    with clock.phase("log"):
+        hands.spend(3)
+    clock.lap()
+    assert nonzero(clock.read()) == {"log": 3, "total": 3}, "turns that are over are forgotten"
+
+
+def test_few_turns_are_all_timed(hands: Hands) -> None:
+    clock = PhaseClock(CPU, timed_turns=3)
+    clock.lap()
+    for number in clock.turns(3):
+        with clock.phase("env_step"):
+            hands.spend(10**number)
+    clock.lap()
+    assert nonzero(clock.read()) == {"env_step": 111, "total": 111}
+
+
+def test_turns_that_an_error_ends_leave_the_clock_going(hands: Hands) -> None:
+    clock = PhaseClock(CPU, timed_turns=1)
+    clock.lap()
+    with pytest.raises(ZeroDivisionError):
+        for _ in clock.turns(9):
+            raise ZeroDivisionError
+    gc.collect()
+    with clock.phase("log"):
+        hands.spend(2)
+    clock.lap()
+    assert nonzero(clock.read()) == {"log": 2, "total": 2}
 
 
 def test_parts_of_the_update_stay_inside_it(hands: Hands) -> None:
@@ -147,7 +192,7 @@ def test_the_clock_tells_what_it_costs_itself(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_timing_costs_less_than_a_hundredth_of_a_small_run() -> None:
-    trainer = Trainer(small_config("env.engine=torch", "num_envs=256"), QuietConsole())
+    trainer = Trainer(small_config("env.engine=torch", "num_envs=2048"), QuietConsole())
     rows = [trainer.train_one_update() for _ in range(5)]
     trainer.close()
     assert min(row["time/clock_ms"] / row["time/total_ms"] for row in rows) < 0.01

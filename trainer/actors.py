@@ -17,7 +17,7 @@ from trainer.networks import Torso
 from trainer.normalize import ObservationNormalizer, Scaling
 from trainer.policy_versions import PolicyVersions, tensors_of
 from trainer.rollout_queue import RolloutQueue
-from trainer.timing import PhaseClock
+from trainer.timing import make_clock
 
 #: The actor's phase in which it waits for memory or for a version of the policy.
 WAIT = "wait"
@@ -96,7 +96,7 @@ class Actor:
         self._tensors = tensors_of(policy, normalizer)
         self._torso = None if normalizer is None else _NormalizedTorso(normalizer, policy.torso)
         policy.torso = self._torso or policy.torso
-        self._clock = PhaseClock(parts.device)
+        self._clock = make_clock(parts.device)
         # its kernels go before the learner's: they are short, and envs wait for them
         self._stream = torch.cuda.Stream(parts.device, priority=-1) if parts.device.type == "cuda" else None
         with torch.cuda.stream(self._stream):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import torch
 
 import envs
 from envs.base import VecEnv
+from envs.cores import local_ranks, usable_cores
 from envs.group import EnvGroup
 from trainer import distributed
 from trainer.actor_pool import ActorPool
@@ -77,7 +79,9 @@ def make_training_env(config: Config, device: torch.device) -> VecEnv:
     """The env of this rank, as its algorithm steps it: for IMPALA a group with a member for each actor."""
     if config.algo != "impala":
         return make_env(config.env, config.num_envs, device, config.seed)
-    actors, alone = config.env.pools, replace(config.env, pools=1)
+    actors = config.env.pools
+    threads = config.env.num_threads or math.ceil(usable_cores() / (local_ranks() * actors))
+    alone = replace(config.env, pools=1, num_threads=threads)
     return EnvGroup(
         [make_env(alone, config.num_envs // actors, device, config.seed, actor, actors) for actor in range(actors)]
     )

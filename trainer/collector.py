@@ -39,7 +39,7 @@ class Collector:
     ):
         self.env, self.policy, self.action_map = env, policy, action_map
         self.observation_normalizer, self.value_normalizer = observation_normalizer, value_normalizer
-        env.clock = graphs.clock
+        env.clock = self._clock = graphs.clock
         self._observations = env.reset().clone()  #: what the policy sees next, as the env gave it
         self._ended = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)  #: the next row is filler
         self._actions = torch.zeros(
@@ -123,7 +123,7 @@ class Collector:
         """
         self._begin()
         self.rollout.core_state[0] = self._state
-        for t in range(self.rollout.length):
+        for t in self._clock.turns(self.rollout.length):
             for pool in range(len(self.env.pools)):
                 if t > 0:
                     self._receive[pool]()

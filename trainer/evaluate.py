@@ -73,7 +73,10 @@ def make_agent(
     Raises:
         CheckpointError: the spaces or networks do not fit; names the tensor.
     """
-    policy = make_policy(config, observation_space, action_space, device)
+    networks = config.policy
+    if networks.backend == "triton":  # how the run multiplied: the same parameters act on any device
+        networks = dataclasses.replace(networks, backend="auto")
+    policy = make_policy(dataclasses.replace(config, policy=networks), observation_space, action_space, device)
     checkpoint.load_module(policy, state["modules"]["policy"], "policy")
     normalizer = None
     if config.normalize.observations:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer import distributed, losses, schedules
+from trainer.checkpoint import CheckpointError
 from trainer.config import ImpalaConfig
 from trainer.graphs import Graphs
 from trainer.impala_objective import REPORTED, Learned, Objective
@@ -164,7 +165,14 @@ class Impala:
         return {"optimizer": self.optimizer.state_dict(), "learning_rate": self.learning_rate.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave, under this configuration's settings and on this device."""
+        """Restore what `state_dict` gave, under this configuration's settings and on this device.
+
+        Raises:
+            CheckpointError: the state is that of the other optimizer.
+        """
+        saved = "rmsprop" if "decay" in state["optimizer"]["param_groups"][0] else "adam"
+        if saved != self.config.optimizer:
+            raise CheckpointError(f"impala.optimizer={self.config.optimizer}, but the checkpoint is of {saved}")
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):

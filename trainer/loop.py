@@ -27,7 +27,7 @@ from trainer.normalize import ObservationNormalizer, RewardNormalizer, ValueNorm
 from trainer.probe import CreditProbe, phase_shares
 from trainer.rollout import Rollout, first_non_finite_row
 from trainer.schema import to_yaml
-from trainer.timing import PhaseClock
+from trainer.timing import make_clock
 
 
 class TrainingError(RuntimeError):
@@ -61,7 +61,7 @@ class Trainer:
             RewardNormalizer(n, config.credit.gamma, self.backend, self.device) if normalize.rewards else None
         )
         self.value_normalizer = ValueNormalizer(self.device) if normalize.values else None
-        self.clock = PhaseClock(self.device)
+        self.clock = make_clock(self.device, config.timing.detail == "high")
         action_map = ActionMap(action_space, config.env.action_map)
         if action_map.notice:
             console.notice(action_map.notice)

@@ -6,9 +6,12 @@ is the monotonic clock. A lap is one turn of the loop; the time of a lap that no
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -17,12 +20,45 @@ PHASES: tuple[str, ...] = ("env_step", "transfer", "inference", "credit", "updat
 #: Parts of ``update``: reported beside it, not added to the sum.
 UPDATE_PARTS: tuple[str, ...] = ("forward", "backward", "optimizer")
 
+#: Of many equal turns about so many are timed on CUDA, where an event costs as much time as a small step takes.
+_TIMED_TURNS = 8
+
 Stamp = torch.cuda.Event | int
-_EMPTY_PHASES = 50
+_BATCHES, _EMPTY_PHASES = 5, 50
+
+
+@dataclass(eq=False)
+class _Turns:
+    """Equal turns of which some were timed."""
+
+    start: Stamp
+    end: Stamp | None = None
+    timed: list[tuple[Stamp, Stamp]] = field(default_factory=list)
+
+    def scale(self) -> float:
+        """All turns' time by that of the timed ones."""
+        if self.end is None:
+            raise ValueError("the turns are not over")
+        timed = sum(_elapsed_ms(*turn) for turn in self.timed)
+        return _elapsed_ms(self.start, self.end) / timed if timed else 1.0
+
+    def stamps(self) -> Iterator[Stamp]:
+        """All that were taken."""
+        yield self.start
+        if self.end is not None:
+            yield self.end
+        yield from itertools.chain.from_iterable(self.timed)
+
+
+class _Span(NamedTuple):
+    name: str
+    start: Stamp
+    end: Stamp
+    turns: _Turns | None  #: among which it was one of several
 
 
 class _Lap(NamedTuple):
-    spans: list[tuple[str, Stamp, Stamp]]
+    spans: list[_Span]
     phases: int  #: how many were timed
     start: Stamp
     end: Stamp
@@ -33,12 +69,18 @@ class PhaseClock:
 
     A phase that is opened inside another one takes its time out of the outer one, except the parts of ``update``,
     which stay inside it.
+
+    Args:
+        device: whose time counts.
+        timed_turns: about how many turns of `turns` are timed; None times all.
     """
 
-    def __init__(self, device: torch.device):
-        self._device = device
+    def __init__(self, device: torch.device, timed_turns: int | None = None):
+        self._device, self._timed_turns = device, timed_turns
         self._events: list[torch.cuda.Event] = []  # events to use again
-        self._spans: list[tuple[str, Stamp, Stamp]] = []
+        self._spans: list[_Span] = []
+        self._turns: _Turns | None = None  # under way, with only some of them timed
+        self._is_silent = False  # within a turn that is not timed
         self._open: list[str] = []
         self._lap_start: Stamp | None = None
         self._phases = 0
@@ -57,7 +99,7 @@ class PhaseClock:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time the block as the phase ``name``; what is captured in a CUDA graph is timed when it is replayed."""
-        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self._is_silent or (self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             yield
             return
         start = self._stamp()
@@ -68,10 +110,35 @@ class PhaseClock:
             self._open.pop()
             end = self._stamp()
             self._phases += 1
-            self._spans.append((name, start, end))
+            self._spans.append(_Span(name, start, end, self._turns))
             if name not in UPDATE_PARTS:
                 # counted backwards: the same span is taken out of the phases around it
-                self._spans += [(outer, end, start) for outer in self._enclosing()]
+                self._spans += [_Span(outer, end, start, self._turns) for outer in self._enclosing()]
+
+    def turns(self, count: int) -> Iterator[int]:
+        """``0 .. count - 1``, for as many turns that do the same.
+
+        Where more than ``timed_turns`` are to come, only evenly spaced ones of them are timed, and their phases are
+        scaled to the time that all turns took: what each phase took is then an estimate, the sum is not.
+        """
+        stride = -(-count // self._timed_turns) if self._timed_turns else 1
+        if stride == 1:
+            yield from range(count)
+            return
+        turns = self._turns = _Turns(self._stamp())
+        try:
+            for number in range(count):
+                self._is_silent = number % stride != stride - 1
+                if self._is_silent:
+                    yield number
+                    continue
+                start = self._stamp()
+                yield number
+                turns.timed.append((start, self._stamp()))
+                self._phases += 1  # a pair of stamps more
+        finally:
+            turns.end = self._stamp()
+            self._turns, self._is_silent = None, False
 
     def _enclosing(self) -> Iterator[str]:
         """The phase around what is open now, after the parts of it that are open."""
@@ -97,15 +164,17 @@ class PhaseClock:
         """Milliseconds of an empty phase; on CUDA those of the device while it has more to do than the host."""
         if self._device.type == "cuda":
             torch.cuda._sleep(20_000_000)  # cycles: the device is busy until all phases below were issued
-        start = self._stamp()
-        for _ in range(_EMPTY_PHASES):
-            with self.phase("other"):
-                pass
-        end = self._stamp()
-        if isinstance(end, torch.cuda.Event):
-            end.synchronize()
-        self._use_again(stamp for _, *stamps in self._spans for stamp in stamps)
-        return _elapsed_ms(start, end) / _EMPTY_PHASES
+        borders = [self._stamp()]
+        for _ in range(_BATCHES):
+            for _ in range(_EMPTY_PHASES):
+                with self.phase("other"):
+                    pass
+            borders.append(self._stamp())
+        if isinstance(borders[-1], torch.cuda.Event):
+            borders[-1].synchronize()
+        self._use_again([*borders, *(stamp for span in self._spans for stamp in (span.start, span.end))])
+        # the median: the first batch is cold, and others may be interrupted
+        return median(_elapsed_ms(*batch) for batch in itertools.pairwise(borders)) / _EMPTY_PHASES
 
     def _use_again(self, stamps: Iterable[Stamp]) -> None:
         self._events += {id(stamp): stamp for stamp in stamps if isinstance(stamp, torch.cuda.Event)}.values()
@@ -119,15 +188,24 @@ class PhaseClock:
         for lap in self._previous_laps:
             if isinstance(lap.end, torch.cuda.Event):
                 lap.end.synchronize()
-            for name, start, end in lap.spans:
-                milliseconds[name] = milliseconds.get(name, 0.0) + _elapsed_ms(start, end)
+            turns = {span.turns for span in lap.spans if span.turns is not None}
+            scales = {some: some.scale() for some in turns}
+            for span in lap.spans:
+                scale = scales[span.turns] if span.turns is not None else 1.0
+                milliseconds[span.name] = milliseconds.get(span.name, 0.0) + scale * _elapsed_ms(span.start, span.end)
             milliseconds["total"] += _elapsed_ms(lap.start, lap.end)
-            self._use_again([lap.start, *(stamp for _, *stamps in lap.spans for stamp in stamps)])
+            used = [lap.start, *(stamp for span in lap.spans for stamp in (span.start, span.end))]
+            self._use_again([*used, *itertools.chain.from_iterable(some.stamps() for some in turns)])
         self.cost_ms = self._phase_ms * sum(lap.phases for lap in self._previous_laps)
         self._previous_laps = []
         named = sum(value for name, value in milliseconds.items() if name not in (*UPDATE_PARTS, "total"))
         milliseconds["other"] += milliseconds["total"] - named
         return milliseconds
+
+
+def make_clock(device: torch.device, detailed: bool = False) -> PhaseClock:
+    """A clock for this device; ``detailed`` times every turn also where that is dear."""
+    return PhaseClock(device, _TIMED_TURNS if device.type == "cuda" and not detailed else None)
 
 
 def _elapsed_ms(start: Stamp, end: Stamp) -> float:

@@ -144,18 +144,7 @@ def validate(config: Config) -> None:
     for key, (low, high, low_allowed) in _RANGES.items():
         _check_range(config, key, low, high, low_allowed)
     _check_algorithm(config)
-    if config.ppo.num_minibatches > config.steps_per_rollout:
-        raise ConfigError(
-            f"ppo.num_minibatches={config.ppo.num_minibatches} is more than the {config.steps_per_rollout} rows of a "
-            f"rollout (num_envs={config.num_envs} * rollout_length={config.rollout_length})"
-        )
     _check_policy(config)
-    ppo = config.ppo
-    if ppo.lr_schedule == "adaptive" and not ppo.min_learning_rate <= ppo.learning_rate <= ppo.max_learning_rate:
-        raise ConfigError(
-            f"ppo.learning_rate={ppo.learning_rate} must lie between ppo.min_learning_rate={ppo.min_learning_rate} and "
-            f"ppo.max_learning_rate={ppo.max_learning_rate}, where ppo.lr_schedule=adaptive keeps it"
-        )
     if config.env.engine == "envpool" and config.env.pools > config.num_envs:
         raise ConfigError(f"env.pools={config.env.pools} is more than num_envs={config.num_envs}")
     for key in ("env.options", "env.training_options"):
@@ -177,9 +166,25 @@ def _check_algorithm(config: Config) -> None:
         )
     if config.credit.probe and config.credit.estimator == "retrace":
         raise ConfigError("credit.probe=true compares estimators of state values; credit.estimator=retrace has none")
+    if config.algo == "ppo":
+        _check_ppo(config)
     if config.algo == "impala":
         _check_actors(config)
         _check_lag(config)
+
+
+def _check_ppo(config: Config) -> None:
+    ppo = config.ppo
+    if ppo.num_minibatches > config.steps_per_rollout:
+        raise ConfigError(
+            f"ppo.num_minibatches={ppo.num_minibatches} is more than the {config.steps_per_rollout} rows of a "
+            f"rollout (num_envs={config.num_envs} * rollout_length={config.rollout_length})"
+        )
+    if ppo.lr_schedule == "adaptive" and not ppo.min_learning_rate <= ppo.learning_rate <= ppo.max_learning_rate:
+        raise ConfigError(
+            f"ppo.learning_rate={ppo.learning_rate} must lie between ppo.min_learning_rate={ppo.min_learning_rate} and "
+            f"ppo.max_learning_rate={ppo.max_learning_rate}, where ppo.lr_schedule=adaptive keeps it"
+        )
 
 
 def _check_actors(config: Config) -> None:
