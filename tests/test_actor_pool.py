@@ -211,7 +211,7 @@ def test_actors_share_the_cores(monkeypatch: pytest.MonkeyPatch):
         env = builder.make_training_env(config, torch.device("cpu"))
         try:
             assert isinstance(env, EnvGroup)
-            assert [member._num_threads for member in env.members] == [threads, threads]  # pyright: ignore[reportAttributeAccessIssue]
+            assert [member._num_threads for member in env.members] == [threads, threads]
         finally:
             env.close()
 
