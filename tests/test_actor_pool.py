@@ -23,7 +23,7 @@ from envs import envpool_worker
 from envs.base import EnvError
 from envs.envpool_cpu import EnvPoolVecEnv
 from envs.group import EnvGroup
-from trainer import builder, checkpoint, evaluate
+from trainer import actors, builder, checkpoint, evaluate
 from trainer.config import ConfigError
 from trainer.impala import Impala
 from trainer.loop import Trainer
@@ -214,6 +214,17 @@ def test_actors_share_the_cores(monkeypatch: pytest.MonkeyPatch):
             assert [member._num_threads for member in env.members] == [threads, threads]
         finally:
             env.close()
+
+
+@pytest.mark.parametrize(("detail", "expected"), [("normal", False), ("high", True)])
+def test_the_clocks_of_actors_are_as_detailed_as_the_learners(
+    monkeypatch: pytest.MonkeyPatch, detail: str, expected: bool
+):
+    asked: list[bool] = []
+    original = actors.make_clock
+    monkeypatch.setattr(actors, "make_clock", lambda *given: asked.append(given[1]) or original(*given))
+    updates(1, f"timing.detail={detail}")
+    assert asked == [expected, expected]
 
 
 def test_another_optimizer_does_not_continue_a_run(tmp_path: Path):

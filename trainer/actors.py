@@ -96,7 +96,7 @@ class Actor:
         self._tensors = tensors_of(policy, normalizer)
         self._torso = None if normalizer is None else _NormalizedTorso(normalizer, policy.torso)
         policy.torso = self._torso or policy.torso
-        self._clock = make_clock(parts.device)
+        self._clock = make_clock(parts.device, parts.graphs.detail)
         # its kernels go before the learner's: they are short, and envs wait for them
         self._stream = torch.cuda.Stream(parts.device, priority=-1) if parts.device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
