@@ -46,7 +46,7 @@ def policy_loss(inputs: LossInputs, coefficients: Coefficients) -> tuple[Tensor,
 
     policy_loss, value_loss, entropy = mean(policy), 0.5 * mean(errors), mean(entropies)
     total = policy_loss + coefficients.value_coef * value_loss - coefficients.entropy_coef * entropy
-    explained = _explained_variance(rows.values, rows.value_targets, rows.valid)
+    explained = explained_variance(rows.values, rows.value_targets, rows.valid)
     report = (mean(kl), mean(clipped), total, policy_loss, value_loss, entropy, explained, count)
     return total, torch.stack([x.detach() for x in report])
 
@@ -72,7 +72,7 @@ def _rows(inputs: LossInputs, dtype: torch.dtype) -> _Rows:
 
     advantages = take(inputs.advantages).to(dtype)
     if inputs.advantage_moments is not None:
-        advantages = _standardize(advantages, inputs.advantage_moments.to(dtype))
+        advantages = standardize(advantages, inputs.advantage_moments)
     return _Rows(
         valid,
         _select(inputs.policy_outputs.to(dtype), valid),
@@ -90,8 +90,14 @@ def _is_constant(std: Tensor, mean: Tensor) -> Tensor:
     return std <= 1e-6 * mean.abs()
 
 
-def _standardize(advantages: Tensor, moments: Tensor) -> Tensor:
-    count, mean, m2 = moments.unbind()
+def standardize(advantages: Tensor, moments: Tensor) -> Tensor:
+    """``(A - mean) / std`` with the population standard deviation; 0 where the advantages do not vary.
+
+    Args:
+        advantages: any shape, floating point; the result's dtype.
+        moments: ``[3]``: count, mean and sum of squared deviations (M2) of the advantages that count.
+    """
+    count, mean, m2 = moments.to(advantages.dtype).unbind()
     std = (m2 / count.clamp(min=1.0)).sqrt()
     # a NaN is not constant: it goes on, to be seen
     return torch.where(_is_constant(std, mean), 0.0, (advantages - mean) / (std + 1e-8))
@@ -131,13 +137,18 @@ def _squared_errors(rows: _Rows, clip_range: Scalar | None) -> Tensor:
     return torch.maximum(errors, (clipped - rows.value_targets).square())
 
 
-def _explained_variance(values: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
-    """``1 - Var[target - value] / Var[target]`` over the valid rows; 0 where the targets do not vary."""
+def explained_variance(values: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+    """``1 - Var[target - value] / Var[target]`` over the valid rows; 0 where the targets do not vary.
+
+    Args:
+        values, targets: floating point, of one shape.
+        valid: bool, of the same.
+    """
     count = valid.sum().clamp(min=1)
 
     def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
-        mean = _select(x, valid).sum() / count
-        return mean, _select((x - mean).square(), valid).sum() / count
+        mean = torch.where(valid, x, 0).sum() / count
+        return mean, torch.where(valid, (x - mean).square(), 0).sum() / count
 
     mean, variance = mean_and_variance(targets)
     residual = mean_and_variance(targets - values)[1]

@@ -21,19 +21,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from envs.base import EnvError
 from scripts.amdahl_cells import Cell, expand, read_preset
 from scripts.amdahl_html import markdown, page, picture
 from scripts.amdahl_measure import EnvShelf, measure
 from scripts.amdahl_stats import Row, not_measured, read_rows, rows_of
 from scripts.amdahl_tables import closing_lines, figures_text, title
+from scripts.overrides import parse_options
 from scripts.provenance import append_rows, provenance
 from trainer.config import ConfigError
 from trainer.files import write_atomically
-from trainer.schema import one_line
 
 PACKAGES = ("triton", "envpool", "mujoco-warp", "warp-lang", "gymnasium")
 
@@ -49,16 +46,6 @@ class Options:
     seconds: float | None = None  #: another budget than the preset's
     out: str = "docs/results"
     report: str = ""  #: a table to draw the page of, instead of measuring
-
-
-def _parse(arguments: list[str]) -> Options:
-    try:
-        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Options), OmegaConf.from_cli(arguments)))
-    except OmegaConfBaseException as error:
-        raise ConfigError(one_line(error, known=list(Options.__dataclass_fields__))) from error
-    if not isinstance(options, Options):
-        raise ConfigError("arguments are key=value")
-    return options
 
 
 def _measure_all(seconds: float, cells: list[Cell]) -> Iterator[list[Row]]:
@@ -126,7 +113,7 @@ def run(options: Options) -> int:
 def main() -> None:
     """Run, or refuse in one line."""
     try:
-        sys.exit(run(_parse(sys.argv[1:])))
+        sys.exit(run(parse_options(Options, sys.argv[1:])))
     except (ConfigError, EnvError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from envs.base import EnvError
+from scripts.overrides import parse_options
 from trainer.builder import resolve_device
 from trainer.checkpoint import CheckpointError
 from trainer.config import ConfigError, EnvConfig
@@ -42,12 +43,7 @@ class Options:
 
 
 def _parse(arguments: list[str]) -> Options:
-    try:
-        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Options), OmegaConf.from_cli(arguments)))
-    except OmegaConfBaseException as error:
-        raise ConfigError(one_line(error, known=list(Options.__dataclass_fields__))) from error
-    if not isinstance(options, Options):
-        raise ConfigError("arguments are key=value")
+    options = parse_options(Options, arguments)
     if not options.checkpoint:
         raise ConfigError("checkpoint=<a run folder or file> is missing")
     if options.episodes < 1:

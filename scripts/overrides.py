@@ -1,17 +1,36 @@
-"""Checks a command line before Hydra runs anything, so that a wrong override is refused in one line."""
+"""Command lines of key=value: checked before anything runs, so that a wrong one is refused in one line."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 from hydra._internal.utils import get_args_parser  # what hydra.main itself parses with; there is no public one
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer.config import ConfigError
 from trainer.schema import CONFIG_FOLDER, compose_config, compose_for_resume, one_line
+
+Options = TypeVar("Options")
+
+
+def parse_options(kind: type[Options], arguments: list[str]) -> Options:
+    """A dataclass of options from ``key=value`` arguments, for scripts that Hydra does not run.
+
+    Raises:
+        ConfigError: a key is unknown, or a value of the wrong type.
+    """
+    try:
+        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.from_cli(arguments)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error, known=[str(key) for key in OmegaConf.structured(kind)])) from error
+    if not isinstance(options, kind):
+        raise ConfigError("arguments are key=value")
+    return options
 
 
 def check_overrides(arguments: list[str]) -> str | None:

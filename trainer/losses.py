@@ -12,6 +12,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.torch_loss import explained_variance, standardize
+
+__all__ = [
+    "SurrogateLoss",
+    "clipped_surrogate",
+    "entropy_bonus",
+    "explained_variance",
+    "masked_mean",
+    "select",
+    "standardize",
+    "value_loss",
+]
+
 
 class SurrogateLoss(NamedTuple):
     """PPO's policy loss and what it says of the step."""
@@ -19,11 +32,6 @@ class SurrogateLoss(NamedTuple):
     loss: Tensor  #: scalar
     approx_kl: Tensor  #: scalar, not negative: mean of ``(ratio - 1) - log ratio``
     clip_fraction: Tensor  #: scalar: the share of rows whose ratio left ``[1 - clip, 1 + clip]``
-
-
-def _is_constant(std: Tensor, mean: Tensor) -> Tensor:
-    # float32 sums over equal numbers leave a spread of a few roundings of their mean
-    return std <= 1e-6 * mean.abs()
 
 
 def _check_batch(**tensors: Tensor) -> None:
@@ -44,19 +52,6 @@ def select(values: Tensor, valid: Tensor) -> Tensor:
 def masked_mean(values: Tensor, valid: Tensor, count: Tensor) -> Tensor:
     """``sum of valid values / count``; 0 where ``count`` is 0."""
     return select(values, valid).sum() / count.clamp(min=1.0)
-
-
-def standardize(advantages: Tensor, moments: Tensor) -> Tensor:
-    """``(A - mean) / std`` with the population standard deviation; 0 where the advantages do not vary.
-
-    Args:
-        advantages: any shape, float32.
-        moments: ``[3]``: count, mean and sum of squared deviations (M2) of the advantages that count.
-    """
-    count, mean, m2 = moments.float().unbind()
-    std = (m2 / count.clamp(min=1.0)).sqrt()
-    # a NaN is not constant: it goes on, to be seen
-    return torch.where(_is_constant(std, mean), 0.0, (advantages - mean) / (std + 1e-8))
 
 
 def clipped_surrogate(
@@ -128,16 +123,3 @@ def entropy_bonus(entropies: Tensor, valid: Tensor, count: Tensor) -> Tensor:
     """Mean entropy of the valid rows; a loss subtracts it."""
     _check_batch(entropies=entropies, valid=valid)
     return masked_mean(entropies, valid, count)
-
-
-def explained_variance(values: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
-    """``1 - Var[target - value] / Var[target]`` over the valid rows; 0 where the targets do not vary."""
-    count = valid.sum().clamp(min=1)
-
-    def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
-        mean = select(x, valid).sum() / count
-        return mean, select((x - mean).square(), valid).sum() / count
-
-    mean, variance = mean_and_variance(targets)
-    residual = mean_and_variance(targets - values)[1]
-    return torch.where(_is_constant(variance.sqrt(), mean), 0.0, 1.0 - residual / variance)
