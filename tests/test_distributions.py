@@ -8,7 +8,7 @@ import torch
 from torch import distributions as reference
 
 from trainer.config import ConfigError, PolicyConfig
-from trainer.distributions import Categorical, DiagonalGaussian, MultiCategorical
+from trainer.distributions import Categorical, DiagonalGaussian, MultiCategorical, action_head
 from trainer.policy import ActorCritic
 
 SPACES = {
@@ -172,3 +172,12 @@ def test_autocast_returns_float32_close_to_the_full_precision() -> None:
         assert a.dtype == torch.float32
         # bfloat16 has 8 bits; values here are sums of 8 terms of size 1
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+def test_a_continuous_action_of_rank_0_is_one_number_per_row():
+    head = action_head(gymnasium.spaces.Box(-1.0, 1.0, ()))
+    distribution = head.distribution(torch.zeros(4, head.outputs), torch.zeros(1))
+    actions = head.shaped(distribution.sample())
+    assert actions.shape == (4,)
+    expected = reference.Normal(0.0, 1.0).log_prob(actions)
+    torch.testing.assert_close(distribution.log_prob(head.flat(actions)), expected)

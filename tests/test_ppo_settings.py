@@ -13,6 +13,7 @@ from trainer import loop, losses
 from trainer.builder import make_policy, resolve_loss_backend
 from trainer.config import ConfigError
 from trainer.console import QuietConsole
+from trainer.distributions import action_head
 from trainer.estimator import Estimate
 from trainer.loop import Trainer
 from trainer.normalize import moments
@@ -106,32 +107,43 @@ def test_clip_range_and_entropy_coefficient_follow_their_schedules(schedule: str
     assert float(case.ppo.objective.entropy_coef) == pytest.approx(0.04 * share)
 
 
+HEADS = {
+    "Box": action_head(gymnasium.spaces.Box(-1, 1, (2,))),
+    "Discrete": action_head(gymnasium.spaces.Discrete(3)),
+    "MultiDiscrete": action_head(gymnasium.spaces.MultiDiscrete([2, 3])),
+    "MultiDiscrete of one": action_head(gymnasium.spaces.MultiDiscrete([3])),
+}
+
+
 @pytest.mark.parametrize(
-    ("asked", "device", "choices", "expected"),
+    ("asked", "device", "space", "expected"),
     [
-        ("auto", "cpu", 0, "torch"),
-        ("auto", "cuda", 0, "triton"),
-        ("auto", "cuda", 1, "triton"),
-        ("auto", "cuda", 2, "torch"),
-        ("torch", "cuda", 0, "torch"),
-        ("triton", "cuda", 1, "triton"),
+        ("auto", "cpu", "Box", "torch"),
+        ("auto", "cuda", "Box", "triton"),
+        ("auto", "cuda", "Discrete", "triton"),
+        ("auto", "cuda", "MultiDiscrete", "torch"),
+        ("auto", "cuda", "MultiDiscrete of one", "torch"),
+        ("torch", "cuda", "Box", "torch"),
+        ("triton", "cuda", "Discrete", "triton"),
     ],
 )
-def test_the_loss_is_fused_where_device_and_actions_allow_it(
-    asked: str, device: str, choices: int, expected: str
-) -> None:
+def test_the_loss_is_fused_where_device_and_actions_allow_it(asked: str, device: str, space: str, expected: str):
     config = small_config(f"loss.backend={asked}")
-    assert resolve_loss_backend(config, torch.device(device), choices) == expected
+    assert resolve_loss_backend(config, torch.device(device), HEADS[space]) == expected
 
 
 @pytest.mark.parametrize(
-    ("device", "choices", "reason"),
-    [("cpu", 1, "needs device=cuda, but this run is on cpu"), ("cuda", 2, "CartPole-v1 chooses 2 at once")],
+    ("device", "space", "reason"),
+    [
+        ("cpu", "Discrete", "needs device=cuda, but this run is on cpu"),
+        ("cuda", "MultiDiscrete", "those of CartPole-v1 are MultiDiscrete"),
+        ("cuda", "MultiDiscrete of one", "those of CartPole-v1 are MultiDiscrete"),
+    ],
 )
-def test_a_fused_loss_that_cannot_be_is_refused_with_the_cure(device: str, choices: int, reason: str) -> None:
+def test_a_fused_loss_that_cannot_be_is_refused_with_the_cure(device: str, space: str, reason: str) -> None:
     config = small_config("loss.backend=triton", "env.id=CartPole-v1")
     with pytest.raises(ConfigError, match=f"^loss.backend=triton .*{reason}; use loss.backend=auto$"):
-        resolve_loss_backend(config, torch.device(device), choices)
+        resolve_loss_backend(config, torch.device(device), HEADS[space])
 
 
 def test_a_fused_loss_on_a_cpu_is_refused_before_an_env_starts(monkeypatch: pytest.MonkeyPatch) -> None:

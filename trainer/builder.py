@@ -20,6 +20,7 @@ from trainer.algorithm import Method, Parts
 from trainer.collector import Collector
 from trainer.config import Config, ConfigError, EnvConfig
 from trainer.console import Console
+from trainer.distributions import ActionHead
 from trainer.estimator import estimate
 from trainer.graphs import Graphs
 from trainer.impala import Impala
@@ -117,8 +118,10 @@ def make_graphs(config: Config, device: torch.device, clock: PhaseClock, console
     return Graphs(clock, enabled, config.timing.detail == "high", console.notice)
 
 
-def resolve_loss_backend(config: Config, device: torch.device, choices: int = 1) -> Literal["torch", "triton"]:
-    """The backend that ``loss.backend=auto`` means on this device, for actions of so many ``choices`` at once.
+def resolve_loss_backend(
+    config: Config, device: torch.device, head: ActionHead | None = None
+) -> Literal["torch", "triton"]:
+    """The backend that ``loss.backend=auto`` means on this device, for the actions of ``head`` if they are known.
 
     Raises:
         ConfigError: ``triton`` was asked for where it cannot run.
@@ -126,8 +129,8 @@ def resolve_loss_backend(config: Config, device: torch.device, choices: int = 1)
     obstacle = None
     if device.type != "cuda":
         obstacle = f"needs device=cuda, but this run is on {device.type}"
-    elif choices > 1:
-        obstacle = f"takes Box and Discrete actions, but {config.env.id} chooses {choices} at once"
+    elif head is not None and head.choices and head.shape:
+        obstacle = f"takes Box and Discrete actions, but those of {config.env.id} are MultiDiscrete"
     if config.loss.backend == "triton" and obstacle:
         raise ConfigError(f"loss.backend=triton {obstacle}; use loss.backend=auto")
     return "torch" if obstacle or config.loss.backend == "torch" else "triton"
@@ -149,7 +152,7 @@ def _ppo(config: Config, parts: Parts) -> Method:
         graphs = replace(graphs, enabled=False)
     ppo = PPO(
         parts.policy, parts.value_normalizer, partial(estimate, config=config.credit, backend=parts.backend),
-        config.ppo, graphs, resolve_loss_backend(config, parts.device, len(parts.policy.head.choices)), config.compile,
+        config.ppo, graphs, resolve_loss_backend(config, parts.device, parts.policy.head), config.compile,
     )  # fmt: skip
     return Method(collector, ppo)
 
@@ -164,7 +167,7 @@ def _impala(config: Config, parts: Parts) -> Method:
     )  # fmt: skip
     impala = Impala(
         parts.policy, parts.observation_normalizer, normalizer, estimator, config.impala, parts.graphs,
-        resolve_loss_backend(config, parts.device, len(parts.policy.head.choices)),
+        resolve_loss_backend(config, parts.device, parts.policy.head),
     )  # fmt: skip
     return Method(ActorPool(config, parts.env, parts), impala)
 

@@ -139,12 +139,17 @@ class ActionHead(NamedTuple):
     def flat(self, actions: Tensor) -> Tensor:
         """``[*batch, *shape]`` as the distribution takes it."""
         batch = actions.shape[: actions.dim() - len(self.shape)]
-        return actions.reshape(*batch, -1) if self.shape else actions
+        return actions if self._is_index else actions.reshape(*batch, -1)
 
     def shaped(self, flat: Tensor) -> Tensor:
         """The distribution's actions as ``[*batch, *shape]``."""
-        batch = flat.shape[:-1] if self.shape else flat.shape
+        batch = flat.shape if self._is_index else flat.shape[:-1]
         return flat.view(*batch, *self.shape)
+
+    @property
+    def _is_index(self) -> bool:
+        """``Discrete``: the flat action has no axis of components."""
+        return bool(self.choices) and not self.shape
 
 
 def action_head(space: spaces.Space[Any]) -> ActionHead:
