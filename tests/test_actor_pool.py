@@ -187,6 +187,7 @@ def test_retrace_with_continuous_actions_is_refused_before_an_actor_starts(tmp_p
         (("impala.max_lag=2", "impala.force_lag=4"), "impala.force_lag=4 can never keep impala.max_lag=2"),
         (("impala.max_lag=0",), "impala.max_lag=0 with impala.max_lag_action=drop"),
         (("impala.max_lag=-1",), "impala.max_lag=-1 must be"),
+        (("impala.max_lag_action=block",), "impala.max_lag_action=block bounds nothing where impala.max_lag=null"),
         (("impala.max_lag_action=wait",), "impala.max_lag_action=wait is not one of drop, block"),
         (("env.reseed_interval=3",), "env.reseed_interval=3 needs actors that wait"),
         (("normalize.rewards=true", "impala.rollouts_per_update=1"), "normalize.rewards=true"),

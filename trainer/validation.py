@@ -213,6 +213,8 @@ def _check_actors(config: Config) -> None:
 def _check_lag(config: Config) -> None:
     impala, groups = config.impala, config.num_batch_groups
     if impala.max_lag is None:
+        if impala.max_lag_action == "block":
+            raise ConfigError("impala.max_lag_action=block bounds nothing where impala.max_lag=null; set max_lag")
         return
     if impala.force_lag is not None and impala.force_lag > impala.max_lag:
         raise ConfigError(
