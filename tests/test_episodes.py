@@ -11,7 +11,7 @@ from trainer.rollout import Rollout
 
 def rollout_of(script: Script) -> Rollout:
     rows = script.rewards
-    return Rollout(script.observations, rows, rows, rows, *script[1:])
+    return Rollout(script.observations, rows, rows, rows, *script[1:], core_state=rows.new_zeros(1, rows.shape[1], 0))
 
 
 def windows(script: Script, sizes: list[int]) -> list[Rollout]:
