@@ -14,6 +14,7 @@ from kernels.operations import FLAGS, FLOATS, GAMMAS, INTEGERS, Argument, Backen
 
 Scalar = float | Tensor
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+MAX_ACTIONS = 4096  #: of the fused loss: a row's columns lie in one tile
 #: What a loss reports, in this order. All but the last two sum over ranks; V-trace reports all but the first two.
 REPORTED = (
     "approx_kl", "clip_fraction", "total", "policy", "value", "entropy", "explained_variance", "row_count",

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from kernels.loss_inputs import REPORTED, Coefficients, LossInputs
+from kernels.loss_inputs import MAX_ACTIONS, REPORTED, Coefficients, LossInputs
 from kernels.operations import describe
 from kernels.triton_call import Launch, run
 from kernels.triton_loss import PARTS, backward_kernel, finish_kernel, forward_kernel
 from kernels.triton_tiles import next_power
 
 INTERPRETED = isinstance(forward_kernel, InterpretedFunction)
-MAX_ACTIONS = 4096
 _CELLS = 2048  # of a tile: rows times padded columns
 _FINISH_BLOCK = 512
 

@@ -112,6 +112,7 @@ HEADS = {
     "Discrete": action_head(gymnasium.spaces.Discrete(3)),
     "MultiDiscrete": action_head(gymnasium.spaces.MultiDiscrete([2, 3])),
     "MultiDiscrete of one": action_head(gymnasium.spaces.MultiDiscrete([3])),
+    "Discrete of 4097": action_head(gymnasium.spaces.Discrete(4097)),
 }
 
 
@@ -123,6 +124,7 @@ HEADS = {
         ("auto", "cuda", "Discrete", "triton"),
         ("auto", "cuda", "MultiDiscrete", "torch"),
         ("auto", "cuda", "MultiDiscrete of one", "torch"),
+        ("auto", "cuda", "Discrete of 4097", "torch"),
         ("torch", "cuda", "Box", "torch"),
         ("triton", "cuda", "Discrete", "triton"),
     ],
@@ -138,6 +140,7 @@ def test_the_loss_is_fused_where_device_and_actions_allow_it(asked: str, device:
         ("cpu", "Discrete", "needs device=cuda, but this run is on cpu"),
         ("cuda", "MultiDiscrete", "those of CartPole-v1 are MultiDiscrete"),
         ("cuda", "MultiDiscrete of one", "those of CartPole-v1 are MultiDiscrete"),
+        ("cuda", "Discrete of 4097", "takes up to 4096 actions, but CartPole-v1 has 4097"),
     ],
 )
 def test_a_fused_loss_that_cannot_be_is_refused_with_the_cure(device: str, space: str, reason: str) -> None:

@@ -14,6 +14,7 @@ import envs
 from envs.base import VecEnv
 from envs.cores import local_ranks, usable_cores
 from envs.group import EnvGroup
+from kernels.loss_inputs import MAX_ACTIONS
 from trainer import distributed
 from trainer.actor_pool import ActorPool
 from trainer.algorithm import Method, Parts
@@ -131,6 +132,8 @@ def resolve_loss_backend(
         obstacle = f"needs device=cuda, but this run is on {device.type}"
     elif head is not None and head.choices and head.shape:
         obstacle = f"takes Box and Discrete actions, but those of {config.env.id} are MultiDiscrete"
+    elif head is not None and head.outputs > MAX_ACTIONS:
+        obstacle = f"takes up to {MAX_ACTIONS} actions, but {config.env.id} has {head.outputs}"
     if config.loss.backend == "triton" and obstacle:
         raise ConfigError(f"loss.backend=triton {obstacle}; use loss.backend=auto")
     return "torch" if obstacle or config.loss.backend == "torch" else "triton"
