@@ -172,6 +172,7 @@ def test_what_is_captured_takes_no_stamp(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(clock, "_stamp", None)
     with clock.phase("env_step"):
         pass
+    assert clock.read()["env_step"] == 0
 
 
 def test_the_clock_tells_what_it_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
