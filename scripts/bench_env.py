@@ -1,13 +1,17 @@
 """Raw env steps per second with random actions: no policy, no update, valid steps only.
 
-Example:
+Examples:
     python scripts/bench_env.py --env Ant --num-envs 1024 4096 --pools 1 2 --num-threads 0 1 2
+    python scripts/bench_env.py --engine mujoco_warp --device cuda --captured random --option physics=rk4 physics=euler
 
-Each row runs in a process of its own. The pools take turns; `--policy-ms` sleeps between a pool's recv and its next
-send, as long as a policy on an accelerator would take for it, which shows what several pools are good for.
+Lists multiply, and each row runs in a process of its own, so that its memory is its own. The pools take turns;
+`--policy-ms` sleeps between a pool's recv and its next send, as long as a policy on an accelerator would take for it,
+which shows what several pools are good for.
 
 Engines on the GPU are measured with `--captured random` (one CUDA graph of several steps with precomputed actions) or
-`--captured policy` (the graph holds a 256-128-64 network that acts on the observations, too).
+`--captured policy` (the graph holds a 256-128-64 network that acts on the observations, too). `rss_growth_mib` and
+`gpu_growth_mib` are what the process and the GPU took more after all windows than after the first one, `env_steps`
+steps of every env earlier; keep the GPU to yourself for the latter.
 """
 
 from __future__ import annotations
@@ -75,10 +79,12 @@ def measure(case: Case) -> dict[str, str | int | float]:
     advance = (
         capture(env, actions, case.captured) if case.captured != "no" else take_turns(env, actions, case.policy_ms)
     )
-    rates = [steps_per_second(advance, case.seconds) for _ in range(case.windows + 1)][1:]
-    resident, gpu_mib = resident_mib(), gpu_used_mib(env.device)
+    timed_window(advance, case.seconds)
+    first_resident, first_gpu = resident_mib(), gpu_used_mib(env.device)
+    windows = [timed_window(advance, case.seconds) for _ in range(case.windows)]
+    resident, gpu = resident_mib(), gpu_used_mib(env.device)
     env.close()
-    p20, p50, p80 = (float(np.quantile(rates, q)) for q in (0.2, 0.5, 0.8))
+    p20, p50, p80 = (float(np.quantile([steps / seconds for steps, seconds in windows], q)) for q in (0.2, 0.5, 0.8))
     return {
         "engine": case.engine,
         "env": env.id,
@@ -93,7 +99,10 @@ def measure(case: Case) -> dict[str, str | int | float]:
         "p80": round(p80),
         "start_seconds": round(start_seconds, 2),
         "rss_mib": round(resident),
-        "gpu_mib": gpu_mib,
+        "gpu_mib": round(gpu),
+        "env_steps": sum(steps for steps, _ in windows) // case.num_envs,
+        "rss_growth_mib": round(resident - first_resident, 1),
+        "gpu_growth_mib": round(gpu - first_gpu, 1),
     }
 
 
@@ -171,21 +180,21 @@ def random_policy(env: envs.VecEnv) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda observations: network(observations.flatten(1)).view(-1, *(space.shape or ()))
 
 
-def steps_per_second(advance: Advance, seconds: float) -> float:
-    """Valid steps per second of one window of about ``seconds``, which ends when the device has done all of it."""
-    total: torch.Tensor | None = None
+def timed_window(advance: Advance, seconds: float) -> tuple[int, float]:
+    """Valid steps and seconds of a window of about ``seconds``, which ends when the device has done all of it."""
     started = time.perf_counter()
+    total = advance(None)
     while time.perf_counter() - started < seconds:
         total = advance(total)
-    return (0 if total is None else total.item()) / (time.perf_counter() - started)
+    return int(total), time.perf_counter() - started
 
 
-def gpu_used_mib(device: torch.device) -> int:
+def gpu_used_mib(device: torch.device) -> float:
     """Memory in use on the GPU by all processes, MiB; 0 on a CPU."""
     if device.type != "cuda":
-        return 0
+        return 0.0
     free, total = torch.cuda.mem_get_info(device)
-    return round((total - free) / 2**20)
+    return (total - free) / 2**20
 
 
 def resident_mib() -> float:
@@ -203,8 +212,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--pools", nargs="+", type=int, help="envpool only")
     parser.add_argument("--num-threads", nargs="+", type=int, help="envpool only: threads per pool, 0 is automatic")
-    parser.add_argument("--option", nargs="*", default=[], metavar="KEY=JSON", help="further options of the engine")
-    parser.add_argument("--captured", default="no", choices=["no", "random", "policy"], help="engines on the GPU only")
+    parser.add_argument(
+        "--option", nargs="*", default=[], metavar="KEY=VALUE", help="further options; a key given twice is swept over"
+    )
+    parser.add_argument(
+        "--captured", nargs="+", default=["no"], choices=["no", "random", "policy"], help="engines on the GPU only"
+    )
     parser.add_argument("--policy-ms", nargs="+", type=float, default=[0.0], help="pause per pool and step")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a window")
     parser.add_argument("--windows", type=int, default=5)
@@ -214,37 +227,51 @@ def parse_arguments() -> argparse.Namespace:
 
 def cases(arguments: argparse.Namespace) -> list[Case]:
     """The product of all lists given on the command line."""
-    fixed = {key: json.loads(value) for key, _, value in (option.partition("=") for option in arguments.option)}
     swept = {"pools": arguments.pools, "num_threads": arguments.num_threads}
     swept = {key: values for key, values in swept.items() if values}
+    for key, _, text in (option.partition("=") for option in arguments.option):
+        swept.setdefault(key, []).append(option_value(text))
     return [
         Case(
             env,
             arguments.engine,
             num_envs,
             arguments.device,
-            arguments.captured,
+            captured,
             arguments.seconds,
             arguments.windows,
             policy_ms,
-            {**dict(zip(swept, values, strict=True)), **fixed},
+            dict(zip(swept, values, strict=True)),
         )
         for env in arguments.env
-        for num_envs in arguments.num_envs
-        for policy_ms in arguments.policy_ms
         for values in itertools.product(*swept.values())
+        for num_envs in arguments.num_envs
+        for captured in arguments.captured
+        for policy_ms in arguments.policy_ms
     ]
+
+
+def option_value(text: str) -> Any:
+    """A value given as JSON, or the text itself where it is none: ``200``, ``false``, ``[0.2, 1]``, ``euler``."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def main() -> None:
     """Measure case by case; each row is printed and appended to the results as soon as it is there."""
     arguments = parse_arguments()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as executor:
-        for row, source in executor.map(measure_with_source, cases(arguments)):
-            print(format_table([row], row), flush=True)
-            if not arguments.no_save:
-                append_rows(RESULTS, [{**row, **source}])
+    context = multiprocessing.get_context("fork")  # nothing is imported again, and this process holds no env or GPU
+    for case in cases(arguments):
+        with ProcessPoolExecutor(1, mp_context=context) as executor:
+            try:
+                row, source = executor.submit(measure_with_source, case).result()
+            except envs.EnvError as error:
+                sys.exit(str(error))
+        print(format_table([row], row), flush=True)
+        if not arguments.no_save:
+            append_rows(RESULTS, [{**row, **source}])
 
 
 if __name__ == "__main__":
