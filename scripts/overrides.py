@@ -12,8 +12,16 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer.config import ConfigError
-from trainer.schema import CONFIG_FOLDER, compose_config, compose_for_resume, one_line
+from trainer.config import Config, ConfigError
+from trainer.keys import KEYS, meant, why_unread
+from trainer.schema import (
+    CONFIG_FOLDER,
+    compose_config,
+    compose_for_resume,
+    is_group,
+    one_line,
+    parse_overrides,
+)
 
 Options = TypeVar("Options")
 
@@ -38,14 +46,16 @@ def check_overrides(arguments: list[str]) -> str | None:
 
     Each value of a sweep is checked with the first values of the others.
     """
-    parsed = get_args_parser().parse_args(arguments)
+    parsed, unknown = get_args_parser().parse_known_args(arguments)
+    if unknown:
+        return f"{unknown[0]}: an override is key=value, without dashes: {unknown[0].lstrip('-')}"
     try:
         choices = [_single_values(override, parsed.multirun) for override in parsed.overrides]
         first = [values[0] for values in choices]
-        _check(first)
-        for index, values in enumerate(choices):
-            for value in values[1:]:
-                _check([*first[:index], value, *first[index + 1 :]])
+        jobs = [first] + [
+            [*first[:index], value, *first[index + 1 :]] for index, values in enumerate(choices) for value in values[1:]
+        ]
+        _refuse_unread([(job, _check(job)) for job in jobs])
     except ConfigError as error:
         return str(error)
     except MissingConfigException as error:
@@ -64,7 +74,9 @@ def _single_values(override: str, multirun: bool) -> list[str]:
     if not parsed.is_sweep_override():
         return [override]
     if not multirun:
-        raise ConfigError(f"{override} sweeps over several values: add -m")
+        is_list = key in KEYS and KEYS[key].type.startswith("list")
+        cure = f"write {key}=[{override.partition('=')[2]}]" if is_list else "add -m"
+        raise ConfigError(f"{override} sweeps over several values: {cure}")
     return [f"{key}={value}" for value in parsed.sweep_string_iterator()]
 
 
@@ -75,20 +87,32 @@ def _parse(override: str) -> Override:
         raise ConfigError(f"{override}: {one_line(error)}") from error
 
 
-def _check(overrides: list[str]) -> None:
+def _check(overrides: list[str]) -> Config:
+    """The configuration of a run, or of one that is continued."""
     resume = next((_parse(o).value() for o in overrides if o.startswith("resume=")), None)
     if resume is None:
-        compose_config(overrides)
-        return
+        return compose_config(overrides)
     config = Path(str(resume)) / "config.yaml"
     if not config.is_file():
         raise ConfigError(f"resume={resume}: there is no run (no config.yaml)")
-    compose_for_resume(config.read_text(), [o for o in overrides if not o.startswith(("hydra.", "hydra/"))])
+    return compose_for_resume(config.read_text(), overrides)
+
+
+def _refuse_unread(jobs: list[tuple[list[str], Config]]) -> None:
+    """Refuse an override that none of the jobs reads: of a sweep over algorithms, each may read some."""
+    reasons: dict[str, list[str | None]] = {}
+    for overrides, config in jobs:
+        for override in parse_overrides(overrides):
+            if not is_group(key := override.key_or_group):
+                reasons.setdefault(str(override.input_line), []).append(why_unread(key, override.value(), config))
+    for found in reasons.values():
+        if all(found):
+            raise ConfigError(str(found[0]))
 
 
 def _missing(error: MissingConfigException) -> str:
     """``env=Foo: there is no such preset``."""
     group, _, name = str(error.missing_cfg_file).rpartition("/")
-    known = ", ".join(sorted(p.stem for p in (CONFIG_FOLDER / group).glob("*.yaml")))
-    hint = "; any other id: env.id=<id>" if group == "env" else ""
-    return f"{group}={name}: there is no such preset under configs/{group}: {known or 'it is empty'}{hint}"
+    known = sorted(p.stem for p in (CONFIG_FOLDER / group).glob("*.yaml"))
+    hint = meant(name, known) + ("; any other id: env.id=<id>" if group == "env" else "")
+    return f"{group}={name}: there is no such preset under configs/{group}: {', '.join(known)}{hint}"

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 import envs
 from scripts.overrides import check_overrides
 from trainer.config import Config, ConfigError
-from trainer.schema import CONFIG_FOLDER, all_keys, compose_config, compose_for_resume, from_yaml, to_dict, to_yaml
+from trainer.keys import _KINDS, KEYS
+from trainer.schema import CONFIG_FOLDER, compose_config, compose_for_resume, from_yaml, to_dict, to_yaml
 from trainer.validation import validate
 
 PRESETS = [
@@ -24,7 +25,7 @@ PRESETS = [
 
 @pytest.mark.parametrize(("group", "name"), PRESETS, ids=[f"{group}={name}" for group, name in PRESETS])
 def test_every_preset_composes_into_a_valid_configuration(group: str, name: str):
-    config = compose_config([f"{group}={name}"])
+    config = compose_config(["algo=impala"] * (name == "retrace") + [f"{group}={name}"])
     validate(config)
     assert from_yaml(to_yaml(config)) == config, "what a run folder stores is the same configuration"
 
@@ -64,38 +65,65 @@ def test_a_saved_configuration_comes_back_as_it_was():
 
 
 REFUSED = {
-    "lr=abc": "lr: there is no such key",
-    "learnig_rate=1": "learnig_rate: there is no such key; did you mean ppo.learning_rate?",
+    "lr=abc": "lr: there is no such key; did you mean ppo.learning_rate or impala.learning_rate?",
+    "learnig_rate=1": "learnig_rate: there is no such key; did you mean ppo.learning_rate or impala.learning_rate?",
     "ppo.learnig_rate=1": "ppo.learnig_rate: there is no such key; did you mean ppo.learning_rate?",
     "+ppo.learnig_rate=1": "ppo.learnig_rate: there is no such key; did you mean ppo.learning_rate?",
     "++total_step=1": "total_step: there is no such key; did you mean total_steps?",
-    "~total_step": "total_step",
-    "ppo.learning_rate=abc": "ppo.learning_rate: Value 'abc' of type 'str' could not be converted to Float",
+    "~total_step": "~total_step: a key is not deleted",
+    "~env": "~env: a key is not deleted",
+    "batch_size=64": "batch_size: there is no such key; did you mean ppo.num_minibatches or impala.num_minibatches?",
+    "algo.num_minibatches=3": "algo.num_minibatches: there is no such key; did you mean ppo.num_minibatches",
+    "impala.actors=4": "impala.actors: there is no such key; did you mean env.pools?",
+    "impala.actors": "impala.actors: an override is key=value",
+    "gae_lambda=0.9": "gae_lambda: there is no such key; did you mean credit.gae_lambda?",
+    "n_envs=8": "n_envs: there is no such key; did you mean num_envs?",
+    "n_steps=8": "n_steps: there is no such key; did you mean rollout_length?",
+    "total_timesteps=8": "total_timesteps: there is no such key; did you mean total_steps?",
+    "polcy=mlp": "polcy: there is no such key; did you mean policy?",
+    "+foo=1": "foo: there is no such key; `python scripts/train.py --cfg job` prints them all",
+    "env.frame_skip=4": "env.frame_skip: there is no such key; env has id, engine, module,",
+    "--num_envs=8": "--num_envs=8: an override is key=value, without dashes: num_envs=8",
+    "ppo.learning_rate=abc": "ppo.learning_rate=abc is not a number, such as ppo.learning_rate=0.0003",
     "ppo.learning_rate=nan": "ppo.learning_rate=nan",
     "num_envs=0": "num_envs=0 must be finite, at least 1",
-    "num_envs=1.5": "num_envs: Value '1.5'",
-    "num_envs=true": "num_envs: Value 'True'",
-    "num_envs=null": "num_envs",
+    "num_envs=1.5": "num_envs=1.5 is not a whole number, such as num_envs=4096",
+    "num_envs=1e3": "num_envs=1000.0 is not a whole number, such as num_envs=1000",
+    "num_envs=true": "num_envs=true is not a whole number",
+    "num_envs=null": "num_envs=null is not a whole number",
     "num_envs": "num_envs: an override is key=value",
     "=3": "=3: an override is key=value",
     "rollout_length=0": "rollout_length=0",
     "total_steps=0": "total_steps=0",
+    "total_steps=1M": "total_steps=1M is not a whole number, such as total_steps=10000000",
     "seed=-1": "seed=-1",
+    "out=": "out= is not a text or null",
+    "out=None": "out=None: write out=null",
+    "ppo.target_kl=None": "ppo.target_kl=None: write ppo.target_kl=null",
     "ppo.num_minibatches=0": "ppo.num_minibatches=0 must be finite, at least 1",
     "ppo.num_minibatches=70000": "ppo.num_minibatches=70000 is more than the 32768 rows of a rollout",
     "ppo.clip_range=0": "ppo.clip_range=0.0",
     "env.options.pools=4": "env.options.pools is not an engine's own option: set env.pools",
+    "env.options=3": "env.options=3 is not a mapping, such as env.options={}",
     "env.module=no_such_module": "env.module=no_such_module cannot be imported: No module named",
-    "ppo=3": "ppo:",
+    "ppo=3": "ppo=3: ppo is a section of keys; ppo has learning_rate, ",
+    "wandb=disabled": "wandb=disabled: wandb is a section of keys; wandb has mode, project, group, name, tags",
     "credit.gamma=1.5": "credit.gamma=1.5",
     "credit.gamma=nan": "credit.gamma=nan",
+    "credit.probe=2": "credit.probe=2 is not true or false",
     "credit.backend=trtion": "credit.backend=trtion is not one of auto, triton, torch; did you mean triton?",
-    "credit=foo": "credit=foo: there is no such preset under configs/credit: discounted, gae, td_lambda, vtrace",
+    "credit=foo": "credit=foo: there is no such preset under configs/credit: discounted, gae, retrace,",
     "env=Foo": "env=Foo: there is no such preset under configs/env",
-    "algo=foo": "algo=foo: there is no such preset under configs/algo: impala, ppo",
+    "env=HalfCheeta": "did you mean HalfCheetah?; any other id: env.id=<id>",
+    "env=CartPole-v1": "did you mean CartPole?; any other id: env.id=<id>",
+    "policy=cnn": "did you mean nature_cnn?",
+    "algo=sac": "algo=sac: there is no such preset under configs/algo: impala, ppo",
+    "algo=PPO": "did you mean ppo?",
     "experiment=foo": "experiment=foo: there is no such preset",
-    "env.engine=gym": "env.engine=gym",
+    "env.engine=warp": "env.engine=warp is not one of envpool, mujoco_warp, torch; did you mean mujoco_warp?",
     "policy.hidden_sizes=[]": "policy.hidden_sizes=[]",
+    "policy.hidden_sizes=64": "policy.hidden_sizes=64 is not a list of whole numbers, such as policy.hidden_sizes=[25",
+    "policy.hidden_sizes=64,64": "policy.hidden_sizes=64,64 sweeps over several values: write policy.hidden_sizes=[",
     "policy.hidden_sizes=[64,a]": "policy.hidden_sizes[1]: Value 'a'",
     "policy.init_log_std=nan": "policy.init_log_std=nan",
     "policy.init_log_std=3": "policy.init_log_std=3.0 must lie between",
@@ -121,6 +149,38 @@ def test_a_right_override_passes(override: str):
     assert check_overrides([override]) is None
 
 
+UNREAD = {
+    "impala.queue_size=3": "impala.queue_size=3 is read with algo=impala only, and this is algo=ppo; leave it out",
+    "algo=impala ppo.update_epochs=4": "ppo.update_epochs=4 is read with algo=ppo only, and this is algo=impala; "
+    "set impala.update_epochs",
+    "credit=vtrace credit.gae_lambda=0.9": "credit.gae_lambda=0.9 is read with credit.estimator=gae only, and this is "
+    "credit.estimator=vtrace; leave it out",
+    "env.physics=euler": "env.physics=euler is read with env.engine=mujoco_warp only, and this is env.engine=envpool; "
+    "leave it out",
+    "policy.core_size=64": "policy.core_size=64 is read with policy.core=lstm or gru only, and this is "
+    "policy.core=none; leave it out",
+}
+
+
+@pytest.mark.parametrize("overrides", UNREAD)
+def test_a_key_that_nothing_reads_is_refused_where_a_person_set_it(overrides: str, tmp_path: Path):
+    *settings, unread = overrides.split()
+    assert check_overrides([*settings, unread]) == UNREAD[overrides]
+    (tmp_path / "config.yaml").write_text(to_yaml(compose_config(settings)))
+    assert check_overrides([f"resume={tmp_path}", unread]) == UNREAD[overrides]
+
+
+def test_a_key_that_one_job_of_a_sweep_reads_is_taken():
+    assert check_overrides(["-m", "algo=ppo,impala", "ppo.update_epochs=4", "impala.update_epochs=2"]) is None
+    assert check_overrides(["-m", "policy.core=none,lstm", "policy.core_size=32"]) is None
+    assert "credit.td_lambda=0.9 is read" in str(check_overrides(["-m", "credit=gae,vtrace", "credit.td_lambda=0.9"]))
+
+
+def test_what_a_preset_sets_for_another_algorithm_is_no_override():
+    config = compose_config(["algo=impala", "env=CartPole", "impala.update_epochs=3"])
+    assert (config.ppo.update_epochs, config.impala.update_epochs) == (8, 3)
+
+
 def test_more_pools_than_envs_are_refused():
     assert check_overrides(["env.pools=3", "num_envs=2"]) == "env.pools=3 is more than num_envs=2"
     assert check_overrides(["env.pools=3", "num_envs=2", "env.engine=torch"]) is None
@@ -139,10 +199,12 @@ def test_on_resume_single_keys_change_and_everything_else_is_checked(tmp_path: P
     assert (config.total_steps, config.wandb.tags, config.env.options) == (5, ["x"], {"a": 1})
     assert config.num_envs == 64
     for override, named in (
+        ("ppo=3", "ppo=3: ppo is a section of keys"),
+        ("~num_envs", "~num_envs: a key is not deleted"),
         ("env=Ant", "env=Ant: a preset cannot be changed on resume"),
         ("num_env=3", "num_env: there is no such key; did you mean num_envs?"),
         ("+num_env=3", "num_env: there is no such key; did you mean num_envs?"),
-        ("total_steps=abc", "total_steps: Value 'abc'"),
+        ("total_steps=abc", "total_steps=abc is not a whole number"),
         ("num_envs=0", "num_envs=0"),
     ):
         problem = check_overrides([f'resume="{tmp_path}"', override])
@@ -161,11 +223,10 @@ def test_an_empty_saved_configuration_is_all_defaults():
     assert from_yaml("{}") == Config()
 
 
-def test_all_keys_lists_each_leaf_once():
-    keys = all_keys()
-    assert len(keys) == len(set(keys))
-    assert {"num_envs", "ppo.learning_rate", "env.options", "wandb.mode"} <= set(keys)
-    assert "ppo" not in keys
+def test_keys_are_the_leaves_of_the_configuration():
+    assert {"num_envs", "ppo.learning_rate", "env.options", "wandb.mode"} <= KEYS.keys()
+    assert "ppo" not in KEYS
+    assert all(key.type.partition(" |")[0] in _KINDS for key in KEYS.values()), "every type has a word in refusals"
 
 
 def test_a_policy_that_was_asked_for_wins_over_the_presets():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,13 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from trainer.config import Config, ConfigError
+from trainer.keys import KEYS, check_override, unknown_key, wrong_value
 from trainer.validation import validate
 
 CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "configs"
@@ -51,7 +51,29 @@ def compose_config(overrides: list[str]) -> Config:
         ConfigError: refused, in one line.
         HydraException: an override that Hydra cannot parse or place.
     """
+    for override in parse_overrides(overrides):
+        if not is_group(override.key_or_group):
+            check_override(override.key_or_group, override.value())
     return from_omegaconf(compose_raw(overrides))
+
+
+def parse_overrides(overrides: list[str]) -> list[Override]:
+    """Those of the overrides that are not Hydra's own.
+
+    Raises:
+        ConfigError: a key shall be deleted.
+        HydraException: an override cannot be parsed.
+    """
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    for override in parsed:
+        if override.is_delete():
+            raise ConfigError(f"{override.input_line}: a key is not deleted, it has a default; set it to another value")
+    return [override for override in parsed if not override.key_or_group.startswith(("hydra.", "hydra/"))]
+
+
+def is_group(key: str) -> bool:
+    """Whether a key chooses a preset."""
+    return (CONFIG_FOLDER / key).is_dir()
 
 
 def from_omegaconf(composed: DictConfig) -> Config:
@@ -116,18 +138,19 @@ def compose_for_resume(saved: str, overrides: list[str]) -> Config:
         HydraException: an override cannot be parsed.
     """
     config = _mapping(saved)
-    for override in OverridesParser.create().parse_overrides(overrides):
-        key = override.key_or_group
+    for override in parse_overrides(overrides):
+        key, value = override.key_or_group, override.value()
         if key == "resume":
             continue
         if key == "out":
             raise ConfigError(f"{override.input_line}: a run is continued in its own folder")
-        if (CONFIG_FOLDER / key).is_dir():
+        if is_group(key):
             raise ConfigError(
                 f"{override.input_line}: a preset cannot be changed on resume; override single keys, e.g. "
                 f"total_steps=..."
             )
-        OmegaConf.update(config, key, override.value())
+        check_override(key, value)
+        OmegaConf.update(config, key, value)
     return from_omegaconf(config)
 
 
@@ -141,18 +164,6 @@ def _mapping(text: str) -> DictConfig:
     return loaded
 
 
-def all_keys() -> list[str]:
-    """Every dotted key there is, for suggestions."""
-    keys = []
-    for top in fields(Config):
-        default = top.default_factory() if callable(top.default_factory) else None
-        if default is not None and hasattr(default, "__dataclass_fields__"):
-            keys += [f"{top.name}.{inner.name}" for inner in fields(default)]
-        else:
-            keys.append(top.name)
-    return keys
-
-
 def one_line(error: Exception, known: list[str] | None = None) -> str:
     """An OmegaConf or Hydra error as one line that names the key and, where it can, the cure.
 
@@ -160,17 +171,13 @@ def one_line(error: Exception, known: list[str] | None = None) -> str:
         error: what was raised.
         known: the keys there are; by default those of `Config`.
     """
-    known = all_keys() if known is None else known
     key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     first = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(error).__name__)
     if not key:
         return first
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        last = str(key).rpartition(".")[2]
-        close = difflib.get_close_matches(str(key), known, n=1) or [
-            name for name in known if difflib.get_close_matches(last, [name.rpartition(".")[2]], cutoff=0.75)
-        ]
-        hint = f"; did you mean {close[0]}?" if close else "; `python scripts/train.py --cfg job` prints them all"
-        return f"{key}: there is no such key{hint}"
+        return unknown_key(str(key), *([known] if known else []))
+    if known is None and key in KEYS:
+        return wrong_value(str(key), getattr(cause, "value", None))
     return f"{key}: {first}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import envs
 from envs.actions import MODES
 from trainer.config import Config, ConfigError
+from trainer.keys import get, meant
 from trainer.networks import ACTIVATIONS, PIXEL_TORSOS
 from trainer.recurrent import CORES
 
@@ -106,20 +105,10 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 }
 
 
-def get(config: Config, key: str) -> Any:
-    """The value under a dotted key, e.g. ``ppo.clip_range``."""
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def _check_choice(config: Config, key: str, choices: Sequence[str]) -> None:
     value = get(config, key)
     if value not in choices:
-        close = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{hint}")
+        raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{meant(str(value), choices)}")
 
 
 def _check_range(config: Config, key: str, low: float, high: float, low_allowed: bool) -> None:
