@@ -9,7 +9,7 @@ Runs are handled in scan order (position 0 is solved first), which for the backw
 is the tuple (first step of each run ``[S, 1]``, envs ``[1, BN]``, T, N).
 """
 
-# ruff: noqa: RUF005, SIM108 (kernel bodies are Triton, not Python)
+# ruff: noqa: RUF005, SIM102, SIM108 (kernel bodies are Triton, not Python)
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportAssignmentType=false
 # pyright: reportInvalidTypeForm=false, reportPossiblyUnboundVariable=false
@@ -18,6 +18,9 @@ import triton.language as tl
 
 from kernels.triton_moments import add_run, store_moments
 from kernels.triton_rows import store_run
+
+#: Tiles whose maps a program reads at once where time is split; more of them run out of registers.
+GROUP = tl.constexpr(16)
 
 
 @triton.jit
@@ -127,31 +130,30 @@ def publish(words, a, b, launch, tile_index, n, N, tiles):
 
 @triton.jit
 def state_before(words, launch, state, tile_index, n, N, tiles, ACC: tl.constexpr):
-    """What enters a tile, ``[1, BN]``: the maps of all earlier tiles, as soon as they are there, applied to ``state``.
+    """What enters a tile, ``[1, BN]``: the maps of its group's earlier tiles, as soon as they are there.
 
-    The GPU starts programs in the order of their index, and earlier tiles have lower ones, so the wait ends.
+    The last tile of the group before has published its final state as a map that cuts, so no program looks further
+    back. Without one they are applied to ``state``. The GPU starts programs in the order of their index, and earlier
+    tiles have lower ones, so the wait ends.
     """
-    GROUP: tl.constexpr = 16  # more at a time runs out of registers
     HALVES: tl.constexpr = ACC.primitive_bitwidth // 32
-    member = tl.arange(0, GROUP)[:, None]
-    for start in tl.range(0, tile_index, GROUP):
-        mask = (start + member < tile_index) & (n < N)
-        a = tl.zeros([GROUP, n.shape[1]], ACC)
-        b = a + 1
-        missing = tl.full((), 1, tl.int32)
-        while missing > 0:
-            map_words = ()
-            late = mask & (mask == 0)
-            for i in tl.static_range(2 * HALVES):
-                place = words + (i * tiles + start + member) * N + n
-                word = tl.load(place, mask=mask, other=0, volatile=True)
-                late = late | (mask & (((word >> 32) & 0xFFFFFFFF) != launch))
-                map_words = map_words + (word,)
-            a = tl.where(mask, from_words(map_words[:HALVES]), 0)
-            b = tl.where(mask, from_words(map_words[HALVES:]), 1)
-            missing = tl.sum(tl.sum(late.to(tl.int32), 1), 0)
-        a, b = tl.associative_scan((a, b), 0, compose)
-        state, _ = compose(state, 0, last_run(a), last_run(b))
+    member = tile_index // GROUP * GROUP - 1 + tl.arange(0, GROUP)[:, None]
+    mask = (member >= 0) & (member < tile_index) & (n < N)
+    a = tl.zeros([GROUP, n.shape[1]], ACC)
+    b = a + 1
+    missing = tl.full((), 1, tl.int32)
+    while missing > 0:
+        map_words = ()
+        late = mask & (mask == 0)
+        for i in tl.static_range(2 * HALVES):
+            word = tl.load(words + (i * tiles + member) * N + n, mask=mask, other=0, volatile=True)
+            late = late | (mask & (((word >> 32) & 0xFFFFFFFF) != launch))
+            map_words = map_words + (word,)
+        a = tl.where(mask, from_words(map_words[:HALVES]), 0)
+        b = tl.where(mask, from_words(map_words[HALVES:]), 1)
+        missing = tl.sum(tl.sum(late.to(tl.int32), 1), 0)
+    a, b = tl.associative_scan((a, b), 0, compose)
+    state, _ = compose(state, 0, last_run(a), last_run(b))
     return state
 
 
@@ -243,9 +245,15 @@ def scan_kernel(
         a = last_run(a)
         b = last_run(b)
         if SPLIT:
-            publish(words, a, b, launch, index, n, N, tiles)
+            closes_group = index % GROUP == GROUP - 1
+            if not closes_group:
+                publish(words, a, b, launch, index, n, N, tiles)
             state = state_before(words, launch, state, index, n, N, tiles, ACC)
         x, _ = compose(state, 0, c, d)
+        state, _ = compose(state, 0, a, b)
+        if SPLIT:
+            if closes_group:
+                publish(words, state, tl.zeros_like(state), launch, index, n, N, tiles)
         if CHUNKS == 1:
             solved = (tile, alpha, beta, valid, kept)
             _, stats = finish(
@@ -261,6 +269,5 @@ def scan_kernel(
                     x, solved, outputs, output_strides, coefficients, moments, stats, RESULTS, REVERSE, L, ENV_MAJOR,
                     ADVANTAGES,
                 )  # fmt: skip
-        state, _ = compose(state, 0, a, b)
     if moments is not None:
         store_moments(moments, stats, 1024)
