@@ -25,7 +25,7 @@ def sections(operations: list[str]) -> list[Section]:
     layouts = ("time", "env")
     gae = [Problem("gae", *shape, layout) for shape, layout in itertools.product((*SHAPES, *SHORT), layouts)]
     others = [name for name in operations if name != "gae"]
-    rest = [Problem(name, *shape, layout) for shape, layout, name in itertools.product(SHAPES, layouts, others)]
+    rest = [Problem(name, *shape, layout) for shape, name, layout in itertools.product(SHAPES, others, layouts)]
     wide = [
         Problem("retrace_categorical", *shape, layout, actions=actions)
         for shape, actions, layout in itertools.product(((256, 8192), (4096, 128)), (2, 16, 64), layouts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import itertools
 import multiprocessing
-import os
 import pathlib
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from credit_timing import CALLS_PER_GRAPH, Problem, device_times, quantiles
 
+from envs.cores import usable_cores
 from kernels.operations import output_specs
 from kernels.triton_launch import ScanPlan
 from kernels.triton_tiles import Tile, choose
@@ -182,7 +182,7 @@ def tune(
     major, minor = torch.cuda.get_device_capability()
     tasks = [(problem, tile, 10 * major + minor) for problem in problems for tile in candidates(problem)]
     kernels = list({kernel_key(problem, tile): (problem, tile, arch) for problem, tile, arch in tasks}.values())
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+    with multiprocessing.get_context("spawn").Pool(usable_cores()) as pool:
         pool.map(compile_tile, kernels, chunksize=1)
     print(f"{len(tasks)} candidates, {len(kernels)} kernels in {time.monotonic() - start:.0f} s", flush=True)
     rows = []
