@@ -1,14 +1,17 @@
 """What is a faster part worth? Amdahl's law, predicted and measured, in one report.
 
-    python scripts/amdahl.py preset=h200              # the corners of the project on one GPU: 400 s
+    python scripts/amdahl.py preset=h200              # the corners of the project on one GPU: about 15 minutes
+    python scripts/amdahl.py preset=h200 resume=true  # without what the table has from the same commit and machine
     python scripts/amdahl.py preset=smoke device=cpu  # the same report from a laptop, in under a minute
     python scripts/amdahl.py preset=h200 only=Ant     # cells whose name has this text; seconds=100 cuts the rest off
-    python scripts/amdahl.py report=docs/results/amdahl.csv   # the page anew from the newest rows of a table
+    python scripts/amdahl.py preset=h200 shard=1/2 device=cuda:0   # half of the cells; another command, the other half
+    python scripts/amdahl.py report=docs/results/amdahl.csv        # the page anew from the newest rows of a table
 
 A preset is a file under ``scripts/amdahl_presets``. The variants of a cell (credit backends, loss backends, CUDA graphs
-on and off) train in one process in turns. Appends to ``<out>/amdahl.csv`` and writes ``<out>/amdahl.html``, which needs
-no network, and its summary and one picture as ``amdahl.md`` and ``amdahl.svg``; Ctrl-C ends the measuring, not the
-report. Exit status: 0, or 1 where something is refused or no cell could be measured.
+on and off) train in one process in turns. Adds each cell to ``<out>/amdahl.csv`` once it is measured, so that any
+command may be stopped and resumed, and writes ``<out>/amdahl.html``, which needs no network, with its summary and one
+picture as ``amdahl.md`` and ``amdahl.svg``; Ctrl-C ends the measuring, not the report. Exit status: 0, or 1 where
+something is refused or no cell was measured.
 """
 
 from __future__ import annotations
@@ -16,19 +19,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
 
 from envs.base import EnvError
-from scripts.amdahl_cells import Cell, expand, read_preset
+from scripts.amdahl_cells import Cell, expand, read_preset, shard_of
 from scripts.amdahl_html import markdown, page, picture
 from scripts.amdahl_measure import EnvShelf, measure
-from scripts.amdahl_stats import Row, not_measured, read_rows, rows_of
+from scripts.amdahl_stats import Row, not_measured, rows_of
+from scripts.amdahl_store import Store, read_rows
 from scripts.amdahl_tables import closing_lines, figures_text, title
 from scripts.overrides import parse_options
-from scripts.provenance import append_rows, provenance
+from scripts.provenance import provenance
 from trainer.config import ConfigError
 from trainer.files import write_atomically
 
@@ -43,6 +47,8 @@ class Options:
     device: str = "auto"
     seed: int = 1
     only: str = ""  #: measure only cells with this text in their name
+    shard: str = "1/1"  #: ``i/k``: the i-th of k stretches of the cells, of about equal budgets
+    resume: bool = False  #: keep cells that the table has from the same commit and machine
     seconds: float | None = None  #: another budget than the preset's
     out: str = "docs/results"
     report: str = ""  #: a table to draw the page of, instead of measuring
@@ -86,27 +92,34 @@ def _write(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
+def _measure_into(table: Path, options: Options) -> None:
+    preset = read_preset(options.preset)
+    cells = shard_of(list(expand(preset, options.device, options.seed)), options.shard)
+    cells = [cell for cell in cells if options.only in title(cell.labels)]
+    if not cells:
+        raise ConfigError(f"only={options.only} shard={options.shard}: preset={options.preset} has no such cell")
+    store = Store(table, {name: str(value) for name, value in provenance(PACKAGES).items()})
+    if options.resume:
+        measured = store.measured()
+        kept, cells = len(cells), [cell for cell in cells if cell.labels not in measured]
+        print(f"resume=true: {kept - len(cells)} of {kept} cells were measured before")
+    seconds = preset.seconds if options.seconds is None else options.seconds
+    for found in _measure_all(seconds, cells):
+        store.add(found)
+
+
 def run(options: Options) -> int:
-    """Measure or read, write the report, print the summary; returns the exit status."""
-    if options.report:
-        table = Path(options.report)
-        if not table.is_file():
-            raise ConfigError(f"report={table}: there is no such table; preset=... measures one")
-        rows, origin = read_rows(table)
-        folder = table.parent
-    else:
-        preset, folder = read_preset(options.preset), Path(options.out)
-        cells = [cell for cell in expand(preset, options.device, options.seed) if options.only in title(cell.labels)]
-        if not cells:
-            raise ConfigError(f"only={options.only}: no cell of preset={options.preset} has this in its name")
-        origin, rows = {name: str(value) for name, value in provenance(PACKAGES).items()}, []
-        for found in _measure_all(preset.seconds if options.seconds is None else options.seconds, cells):
-            append_rows(folder / "amdahl.csv", [{**origin, **asdict(row)} for row in found])
-            rows += found
+    """Measure, write the report of what the table has, print the summary; returns the exit status."""
+    table = Path(options.report or Path(options.out) / "amdahl.csv")
+    if not options.report:
+        _measure_into(table, options)
+    elif not table.is_file():
+        raise ConfigError(f"report={table}: there is no such table; preset=... measures one")
+    rows, origin = read_rows(table)
     for name, content in (("html", page), ("md", markdown), ("svg", picture)):
-        _write(folder / f"amdahl.{name}", content(rows, origin))
+        _write(table.with_name(f"amdahl.{name}"), content(rows, origin))
     print(figures_text(rows), *closing_lines(rows), sep="\n")
-    print(f"report: {folder / 'amdahl.html'}")
+    print(f"report: {table.with_name('amdahl.html')}")
     return 0 if any(row.is_pair for row in rows) else 1
 
 

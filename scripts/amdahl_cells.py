@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Cells:
     compare: str  #: a key of the preset's comparisons
     settings: list[str] = field(default_factory=list)  #: overrides
     sweep: dict[str, list[Any]] = field(default_factory=dict)  #: a key of the trainer: its values
-    seconds: float = 10.0  #: budget of each cell, building its runs included; five rounds are always measured
+    seconds: float = 10.0  #: for which each cell is measured, once its runs are warm; five rounds are always measured
     warmup: int = 4  #: updates of each run that are not measured: the fourth captures what runs once per update
     turn: int = 1  #: updates that a run makes before it is the next one's turn
     skip: int = 0  #: of each turn, so many first updates are not measured
@@ -58,9 +59,9 @@ class Preset:
     settings: list[str] = field(default_factory=list)  #: overrides of every run
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, order=True)
 class Labels:
-    """What tells cells apart: the first columns of a table."""
+    """What tells cells apart, and orders them: the first columns of a table."""
 
     compare: str
     algo: str
@@ -170,7 +171,7 @@ def _problems(preset: Preset) -> Iterator[str]:
 
 
 def _keys() -> list[str]:
-    return [key for schema in (Preset, Cells, Comparison) for key in schema.__dataclass_fields__]
+    return list(dict.fromkeys(key for schema in (Preset, Cells, Comparison) for key in schema.__dataclass_fields__))
 
 
 def expand(preset: Preset, device: str, seed: int) -> Iterator[Cell]:
@@ -185,6 +186,21 @@ def expand(preset: Preset, device: str, seed: int) -> Iterator[Cell]:
         for values in itertools.product(*cells.sweep.values()):
             swept = [f"{key}={_text(value)}" for key, value in zip(cells.sweep, values, strict=True)]
             yield _cell(cells, comparison, [*common, *cells.settings, *swept])
+
+
+def shard_of(cells: Sequence[Cell], shard: str) -> list[Cell]:
+    """The i-th of k stretches of cells, whose budgets are about equal; ``shard`` is ``i/k``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
+    index, count = map(int, found.groups()) if found else (1, 0)
+    if index > count:
+        raise ConfigError(f"shard={shard} is not i/k with i from 1 to k, like 1/2")
+    ends = list(itertools.accumulate(cell.seconds for cell in cells))
+    middles = [end - cell.seconds / 2 for cell, end in zip(cells, ends, strict=True)]
+    return [cell for cell, middle in zip(cells, middles, strict=True) if int(count * middle / ends[-1]) == index - 1]
 
 
 def _text(value: Any) -> str:

@@ -28,8 +28,6 @@ from trainer.rollout import Rollout
 from trainer.timing import PHASES
 
 MIN_ROUNDS, MAX_ROUNDS = 5, 60
-#: Rounds between two timings of the parts alone.
-PARTS_INTERVAL = 2
 
 
 class Sample(NamedTuple):
@@ -72,11 +70,11 @@ class Run:
         phases = {name: metrics[f"time/{name}_ms"] + logging[name] for name in (*PHASES, "total")}
         return Sample(wall_ms, phases, metrics["time/clock_ms"] + clock.cost_ms)
 
-    def take_turn(self, updates: int, skipped: int, seed: int) -> None:
-        """Make some updates and keep what they took, without the first ``skipped``; equal seeds draw equal numbers."""
+    def take_turn(self, updates: int, skipped: int, seed: int) -> list[Sample]:
+        """Make some updates; what they took, without the first ``skipped``. Equal seeds draw equal numbers."""
         torch.manual_seed(self.trainer.config.seed + seed)
         with self.env_as_left():
-            self.rounds.append([self.update() for _ in range(updates)][skipped:])
+            return [self.update() for _ in range(updates)][skipped:]
 
     @property
     def newest(self) -> tuple[Rollout, Tensor]:
@@ -180,28 +178,29 @@ def measure(cell: Cell, shelf: EnvShelf) -> Measured:
     Raises:
         ConfigError, EnvError: a run cannot be built.
     """
-    deadline = time.monotonic() + cell.seconds
     with _runs(cell, shelf) as runs:
         for run in runs.values():
-            run.take_turn(cell.warmup, skipped=cell.warmup, seed=0)
-            run.rounds.clear()
+            run.take_turn(cell.warmup, skipped=0, seed=0)
         parts: dict[str, list[dict[str, PartTimes]]] = {baseline.name: [] for baseline in cell.baselines}
         measured = Measured(cell, runs, parts)
+        deadline = time.monotonic() + cell.seconds
         while measured.rounds < MIN_ROUNDS or (measured.rounds < MAX_ROUNDS and time.monotonic() < deadline):
             _take_turns(measured)
         return measured
 
 
 def _take_turns(measured: Measured) -> None:
-    """One round: every run once, forward and backward in turns, and now and then the parts alone."""
+    """One round: every run once there and once back, so that a drift cancels, and then the parts alone."""
     cell, number = measured.cell, measured.rounds
     runs = list(measured.runs.values())
-    for run in runs if number % 2 == 0 else reversed(runs):
-        run.take_turn(cell.turn, cell.skip, seed=1 + number)
-    if number % PARTS_INTERVAL == 0:
-        candidate = measured.runs[cell.candidate.name]
-        for baseline, found in measured.parts.items():
-            found.append({part: TIMED[part](measured.runs[baseline], candidate) for part in cell.parts})
+    for run in runs:
+        run.rounds.append([])
+    for way, order in enumerate((runs, runs[::-1])):
+        for run in order:
+            run.rounds[-1] += run.take_turn(cell.turn, cell.skip, seed=1 + 2 * number + way)
+    candidate = measured.runs[cell.candidate.name]
+    for baseline, found in measured.parts.items():
+        found.append({part: TIMED[part](measured.runs[baseline], candidate) for part in cell.parts})
 
 
 @contextmanager

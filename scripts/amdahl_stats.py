@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +63,11 @@ class Row(Labels):
     normalize_ms: float = math.nan
     log_ms: float = math.nan
     other_ms: float = math.nan
+
+    @property
+    def labels(self) -> Labels:
+        """The cell that this is a run of."""
+        return Labels(**{field.name: getattr(self, field.name) for field in fields(Labels)})
 
     @property
     def is_pair(self) -> bool:
@@ -168,21 +171,3 @@ def _row(cell: Cell, baseline: Run, candidate: Run, parts: Sequence[dict[str, Pa
 
 def _speedup(timings: Sequence[PartTimes]) -> float:
     return statistics.median(t.baseline_ms for t in timings) / statistics.median(t.candidate_ms for t in timings)
-
-
-def read_rows(path: Path) -> tuple[list[Row], dict[str, str]]:
-    """The rows that the newest command added to a table, and where they come from.
-
-    Raises:
-        ValueError: the table is empty, or has other columns than rows have.
-    """
-    with path.open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    own = {field.name: field.type for field in fields(Row)}
-    missing = [name for name in own if not lines or name not in lines[0]]
-    if missing:
-        raise ValueError(f"{path}: there is no column {missing[0]}" if lines else f"{path}: the table is empty")
-    origin = {name: text for name, text in lines[-1].items() if name not in own}
-    newest = [line for line in lines if all(line[name] == text for name, text in origin.items())]
-    parse: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float}
-    return [Row(**{name: parse[str(kind)](line[name]) for name, kind in own.items()}) for line in newest], origin

@@ -1,0 +1,166 @@
+"""The Amdahl report from made-up times: ratios against known answers, one whole page, a table that is read back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from amdahl_cases import made_up, some_rows
+from html_pages import Page, needs_nothing_else
+
+from scripts.amdahl_cells import PARTS
+from scripts.amdahl_html import markdown, page, picture
+from scripts.amdahl_stats import not_measured, ratio, rows_of
+from scripts.amdahl_store import Store, read_rows
+from scripts.amdahl_tables import closing_lines, missed, title, verdict
+from scripts.svg_charts import Dot, DotRow, Mark, diagonal_chart, dot_chart
+from trainer.timing import PHASES
+
+PANELS = ("summary", "prediction", "worth", "map", "phases", "figures", "origin")
+ORIGIN = {"gpu": "a GPU", "commit": "abc", "date": "2026-11-29", "command": "python scripts/amdahl.py"}
+
+
+def test_a_ratio_of_paired_times_is_exact_whatever_slowed_the_rounds_down():
+    b = np.exp(np.random.default_rng(0).standard_normal(12))
+    assert ratio(2 * b, b) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_the_interval_holds_the_true_ratio_about_nineteen_times_of_twenty():
+    random = np.random.default_rng(5)
+    held = 0
+    for _ in range(200):
+        shared = np.exp(0.5 * random.standard_normal(30))
+        a, b = (factor * shared * np.exp(0.05 * random.standard_normal(30)) for factor in (1.1, 1.0))
+        found = ratio(a, b)
+        held += found.low <= 1.1 <= found.high
+        assert found.low <= found.value <= found.high
+    assert held >= 180, "a binomial of 200 and 0.95 is below 180 once in 500 times, with too small an interval always"
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("parts", [["credit"], ["update"], ["collect", "update"]])
+def test_where_only_the_parts_differ_the_prediction_is_the_measured_ratio(parts: list[str], noise: float):
+    slow, fast = rows_of(made_up(parts, noise=noise))
+    phases = {name for part in parts for name in PARTS[part]}
+    times = {**dict.fromkeys(PHASES, 1.0), "credit": 2.0, "update": 8.0}
+    part = sum(times[name] for name in phases)
+    whole = sum(times.values())
+    assert slow.measured == pytest.approx((whole + 3 * part) / whole)
+    assert slow.share == pytest.approx(4 * part / (whole + 3 * part))
+    assert slow.speedup == pytest.approx(4.0)
+    assert slow.predicted == pytest.approx(slow.measured)
+    assert slow.rest == pytest.approx(1.0)
+    assert slow.error == pytest.approx(0.0, abs=1e-9)
+    assert (slow.rounds, slow.closure) == (9, pytest.approx(1.0))
+    assert slow.named == pytest.approx(1 - 1 / (whole + 3 * part))
+    assert slow.clock_share == pytest.approx(1 / 500)
+    assert not slow.is_noise and slow.is_pair and not fast.is_pair
+
+
+def test_the_mean_of_a_turn_is_one_round():
+    measured = made_up(rounds=3)
+    for run in measured.runs.values():
+        run.rounds[:] = [[run.rounds[0][0], run.rounds[1][0]], [run.rounds[2][0]]]
+    slow, _ = rows_of(measured)
+    assert slow.rounds == 2
+    assert slow.measured == pytest.approx(rows_of(made_up())[0].measured)
+
+
+def test_verdicts_and_closing_lines_say_what_is_noise_what_was_missed_and_what_is_missing():
+    rows = some_rows()
+    assert [verdict(row) for row in rows if row.is_pair] == [f"{rows[0].measured - 1:+.1%}", "within noise"]
+    assert missed(rows) == []
+    text = "\n".join(closing_lines(rows))
+    assert "prediction: 2 of 2 pairs within 3% (100%)" in text
+    assert "noise: 1 of 2 pairs" in text
+    assert "an empty one is 0.20% of the update (median of 4 runs), at most 0.20%" in text
+    assert "clock on by clock off: +0.40%" in text
+    assert "not measured: <b>& envpool 8x8" in text and "400 of 400 s were spent" in text
+    wrong = [replace(rows[0], predicted=rows[0].measured * 1.05)]
+    assert missed(wrong) == wrong
+
+
+def test_the_page_has_every_panel_needs_nothing_else_and_shows_names_as_text():
+    html = page(some_rows(), ORIGIN)
+    parsed = Page(html)
+    assert parsed.open == []
+    assert tuple(parsed.texts)[1:] == PANELS
+    assert all(any(parsed.texts[panel]) for panel in PANELS)
+    assert needs_nothing_else(html)
+    assert "<b>" not in html.split("<body>")[1] and "<b>&" in " ".join(parsed.texts["summary"])
+    assert html.count('class="diagonal"') == 2, "all pairs, and the small ones on a scale of their own"
+    assert "1.010x within noise" in parsed.texts["map"]
+    assert {"a GPU", "abc"} <= set(parsed.texts["origin"])
+
+
+def test_the_picture_stands_alone_and_the_markdown_has_every_pair():
+    rows = some_rows()
+    drawing = ElementTree.fromstring(picture(rows, ORIGIN))
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    assert picture(rows, ORIGIN).count('class="mark"') == 3, "two pairs, and the key of their one baseline"
+    text = markdown(rows, ORIGIN)
+    assert all(f"| {title(row)}: slow | fast | 9 |" in text for row in rows if row.is_pair)
+    assert "not measured: <b>&" in text and "a GPU" in text
+
+
+def test_a_ratio_beyond_the_axis_is_written_beside_its_dot():
+    rows = [DotRow("near", [Dot("a", 1.02, 1.01, 1.03, "")]), DotRow("far", [Dot("a", 7.125, 7.0, 7.2, "")])]
+    chart = dot_chart(rows, "times faster", reference=1.0, highest=1.3)
+    assert ">7.12<" in chart and ">1.02<" not in chart
+    near, far = (float(piece.split('cx="')[1].split('"')[0]) for piece in chart.split("<circle")[1:])
+    assert near < far
+
+
+def test_a_page_without_a_single_pair_still_says_why():
+    rows = [row for row in some_rows() if not row.rounds]
+    assert "400 of 400 s were spent" in " ".join(Page(page(rows, ORIGIN)).texts["summary"])
+
+
+def test_points_whose_coordinates_are_equal_lie_on_the_diagonal():
+    marks = [Mark("mark-sure", value, value, value, value, "") for value in (0.97, 1.0, 1.31)]
+    chart = diagonal_chart(marks, "predicted", "measured")
+    ends = [
+        float(chart.split('class="diagonal"')[1].split(f'{name}="')[1].split('"')[0])
+        for name in ("x1", "y1", "x2", "y2")
+    ]
+    for piece in chart.split("<circle")[1:]:
+        x, y = (float(piece.split(f'{name}="')[1].split('"')[0]) for name in ("cx", "cy"))
+        along = (x - ends[0]) / (ends[2] - ends[0])
+        assert y == pytest.approx(ends[1] + along * (ends[3] - ends[1]), abs=0.11), "pixels have one decimal"
+
+
+def test_a_table_that_was_written_is_read_back_as_it_was(tmp_path: Path):
+    rows = sorted(some_rows(), key=lambda row: row.labels)
+    Store(tmp_path / "amdahl.csv", ORIGIN).add(rows)
+    found, origin = read_rows(tmp_path / "amdahl.csv")
+    assert origin == ORIGIN
+    assert [repr(row) for row in found] == [repr(row) for row in rows]
+    assert page(found, origin) == page(rows, ORIGIN)
+
+
+def test_the_newest_rows_of_a_cell_count_of_this_commit_on_this_machine_alone(tmp_path: Path):
+    pair = some_rows()[:2]
+    path = tmp_path / "amdahl.csv"
+    missing = replace(not_measured(made_up().cell, "interrupted"), env="Ant")
+    for origin, rows in (
+        ({**ORIGIN, "commit": "older"}, [replace(row, env="Pendulum") for row in pair]),
+        (ORIGIN, [replace(row, measured=9.0) for row in pair]),
+        (ORIGIN, [missing]),
+        ({**ORIGIN, "gpu": "another"}, [replace(row, env="Pendulum") for row in pair]),
+        ({**ORIGIN, "date": "2026-11-30", "command": "another"}, pair),
+        (ORIGIN, [replace(row, env="Ant") for row in pair]),
+        (ORIGIN, [replace(missing, env="Hopper")]),
+    ):
+        Store(path, origin).add(rows)
+    found, origin = read_rows(path)
+    assert [(row.env, row.measured, row.note) for row in found if row.variant != "fast"] == [
+        ("Ant", pair[0].measured, ""),
+        ("CartPole", pair[0].measured, ""),
+        ("Hopper", pytest.approx(np.nan, nan_ok=True), "interrupted"),
+    ]
+    assert origin["command"] == "python scripts/amdahl.py; another"
+    assert {labels.env for labels in Store(path, {**ORIGIN, "date": "today"}).measured()} == {"Ant", "CartPole"}
+    assert Store(path, {**ORIGIN, "commit": "new"}).measured() == set()
