@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from small_runs import SMALL, rows
 
 from scripts import train as script
+from trainer import session
 from trainer.schema import from_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,6 +123,31 @@ def test_an_out_that_holds_a_run_is_not_overwritten(
     assert command(monkeypatch, *TINY, "out=run") == 1
     assert capsys.readouterr().err.startswith("error: out=run already holds a run")
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_another_process_continues_is_refused_before_an_env_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert command(monkeypatch, *TINY, "out=run") == 0
+    holder = (
+        "import sys; from pathlib import Path; from trainer.run_folder import RunFolder\n"
+        "with RunFolder(Path('run')).held(): print('held', flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], cwd=tmp_path, env=environment, stdin=-1, stdout=-1, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "Trainer", None)  # not even begun
+            assert command(monkeypatch, "resume=run", "total_steps=300") == 1
+        assert capsys.readouterr().err == (
+            f"error: resume={tmp_path}/run: process {other.pid} on {socket.gethostname()} trains in it; stop that one "
+            "first\n"
+        )
+        other.kill()
+    assert command(monkeypatch, "resume=run", "total_steps=300") == 0, "what a killed process leaves keeps nobody out"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_truncation_ends_the_episode_and_its_filler_row_counts_nowhere(sizes: 
     tracker = track(windows(time_limit_script(3, episodes=2), sizes))
     assert list(tracker.returns) == [3.0, 3.0]
     assert list(tracker.lengths) == [3.0, 3.0]
-    assert (tracker.ended, tracker.mean_return(), tracker.mean_length()) == (2, 3.0, 3.0)
+    assert tracker.statistics() == (2, 3.0, 3.0)
 
 
 @pytest.mark.parametrize("sizes", [[31], [1] * 31, [2, 13, 7, 9]])
@@ -62,21 +62,21 @@ def test_episodes_equal_a_loop_over_each_env_whatever_the_windows(sizes: list[in
     script = random_script(31, 5, seed=1)
     tracker = track(windows(script, sizes))
     expected = naive_episodes(script)
-    assert tracker.ended == len(expected) > 10
+    assert tracker.statistics().episodes == len(expected) > 10
     assert list(tracker.lengths) == [length for _, length in expected]
     assert list(tracker.returns) == pytest.approx([total for total, _ in expected], abs=1e-5)
 
 
 def test_no_mean_before_the_first_episode_ended() -> None:
     tracker = track(windows(random_script(5, 3, end_rate=0.0), [5]))
-    assert (tracker.mean_return(), tracker.mean_length(), tracker.ended) == (None, None, 0)
+    assert tracker.statistics() == (0, None, None)
 
 
 def test_only_a_bounded_window_of_episodes_is_kept_the_newest_last() -> None:
     script = random_script(200, 4, seed=2, end_rate=0.5)
     tracker = track(windows(script, [50] * 4), window=7)
     expected = naive_episodes(script)
-    assert tracker.ended == len(expected) > 100
+    assert tracker.statistics().episodes == len(expected) > 100
     assert list(tracker.lengths) == [length for _, length in expected[-7:]]
 
 
@@ -107,7 +107,9 @@ def test_a_loaded_tracker_continues_exactly_and_keeps_nothing_of_its_own() -> No
     script = random_script(31, 5, seed=1)
     first, second = windows(script, [13, 18])
     other = track(windows(random_script(20, 5, seed=9), [20]))
-    other.load_state_dict(track([first]).state_dict())
+    saved = track([first])
+    saved.statistics()
+    other.load_state_dict(saved.state_dict())
     other.record(other.follow(second))
     assert other.state_dict()["returns"] == list(track([first, second]).returns)
-    assert other.ended == len(naive_episodes(script))
+    assert other.statistics().episodes == len(naive_episodes(script))

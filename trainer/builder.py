@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -84,9 +85,15 @@ def make_training_env(config: Config, device: torch.device) -> VecEnv:
     actors = config.env.pools
     threads = config.env.num_threads or math.ceil(usable_cores() / (local_ranks() * actors))
     alone = replace(config.env, pools=1, num_threads=threads)
-    return EnvGroup(
-        [make_env(alone, config.num_envs // actors, device, config.seed, actor, actors) for actor in range(actors)]
-    )
+    with ExitStack() as started:
+        members = [
+            started.enter_context(
+                closing(make_env(alone, config.num_envs // actors, device, config.seed, actor, actors))
+            )
+            for actor in range(actors)
+        ]
+        started.pop_all()  # from here on the group closes them
+    return EnvGroup(members)
 
 
 def make_policy(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,13 @@ def sum_(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def sum_numbers(numbers: Sequence[float], device: torch.device) -> Sequence[float]:
+    """Sum numbers of the host over ranks, by way of the device; exact up to 2^53."""
+    if world_size() == 1:
+        return numbers
+    return sum_(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
+
+
 def sum_gradients_(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Sum gradients over ranks, in place, in one message."""
     if world_size() == 1:
@@ -69,9 +76,7 @@ def broadcast_parameters_(parameters: Iterable[Tensor]) -> None:
 
 def any_rank(flag: bool, device: torch.device) -> bool:
     """True on every rank if it is true on one; the way ranks agree to stop."""
-    if world_size() == 1:
-        return flag
-    return bool(sum_(torch.tensor(float(flag), device=device)).item() > 0)
+    return sum_numbers([float(flag)], device)[0] > 0
 
 
 def merge_moments(moments: Tensor) -> Tensor:

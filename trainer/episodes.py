@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels import episodic_prefix_sum
 from kernels.operations import Backend
+from trainer import distributed
 from trainer.rollout import Rollout
 
 
@@ -21,6 +22,14 @@ class Ended(NamedTuple):
     lengths: Tensor  #: ``[T, N]`` float32, the number of transitions so far
 
 
+class Statistics(NamedTuple):
+    """Episodes of all ranks; the fields are names of metrics."""
+
+    episodes: int  #: that ended since the run began
+    episode_return: float | None  #: mean of the last ones, None before the first ended
+    episode_length: float | None
+
+
 class EpisodeTracker:
     """Follows every env's episode over windows by a prefix sum on the device; keeps a bounded window of ended ones."""
 
@@ -30,7 +39,8 @@ class EpisodeTracker:
         self._previous_done = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.returns: deque[float] = deque(maxlen=window)
         self.lengths: deque[float] = deque(maxlen=window)
-        self.ended = 0  #: episodes since the run began
+        self._ended = 0  #: of all ranks since the run began, when `statistics` was last asked for
+        self._recorded = 0  #: of this rank since then
 
     def follow(self, rollout: Rollout) -> Ended:
         """Go on through a window; reads nothing on the host."""
@@ -54,18 +64,17 @@ class EpisodeTracker:
     def record(self, ended: Ended) -> None:
         """Read the ended episodes of a window, oldest first; waits for the device."""
         sums = torch.stack([ended.returns[ended.mask], ended.lengths[ended.mask]])
-        self.ended += sums.shape[1]
+        self._recorded += sums.shape[1]
         returns, lengths = sums[:, -(self.returns.maxlen or 0) :].tolist()  # a window of many envs may end thousands
         self.returns.extend(returns)
         self.lengths.extend(lengths)
 
-    def mean_return(self) -> float | None:
-        """Mean return of the last episodes, or None before the first ended."""
-        return sum(self.returns) / len(self.returns) if self.returns else None
-
-    def mean_length(self) -> float | None:
-        """Mean length of the last episodes, or None before the first ended."""
-        return sum(self.lengths) / len(self.lengths) if self.lengths else None
+    def statistics(self) -> Statistics:
+        """What all ranks have recorded; each keeps a window of its own, and all must ask together."""
+        own = (self._recorded, len(self.returns), sum(self.returns), sum(self.lengths))
+        recorded, count, returns, lengths = distributed.sum_numbers(own, self._carry.device)
+        self._ended, self._recorded = self._ended + int(recorded), 0
+        return Statistics(self._ended, returns / count if count else None, lengths / count if count else None)
 
     def restart(self) -> None:
         """Forget the episodes that are under way: the envs start anew."""
@@ -79,7 +88,7 @@ class EpisodeTracker:
             "previous_done": self._previous_done.clone(),
             "returns": list(self.returns),
             "lengths": list(self.lengths),
-            "ended": self.ended,
+            "ended": self._ended,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -88,4 +97,4 @@ class EpisodeTracker:
         self._previous_done.copy_(state["previous_done"])
         self.returns = deque(state["returns"], self.returns.maxlen)
         self.lengths = deque(state["lengths"], self.lengths.maxlen)
-        self.ended = state["ended"]
+        self._ended, self._recorded = state["ended"], 0

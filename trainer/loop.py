@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
@@ -45,7 +46,21 @@ class Trainer:
         resolve_loss_backend(config, self.device)  # refused, if at all, before an env starts
         torch.set_float32_matmul_precision(config.matmul_precision)
         torch.manual_seed(config.seed)  # the same parameters on every rank
-        self.env: VecEnv = env or make_training_env(config, self.device)
+        with ExitStack() as started:
+            self.env: VecEnv = started.enter_context(closing(env or make_training_env(config, self.device)))
+            self._build()
+            started.pop_all()  # from here on `close` ends it
+        self.update = 0
+        self.env_steps = 0
+        self.seconds = 0.0
+        self.skipped_in_a_row = 0
+        self.newest: tuple[Rollout, torch.Tensor] | None = None  #: the last rollout and its rewards, until the next
+        self.is_whole = True  #: False half way through an update: such a state must not be saved
+        self.clock.start()
+
+    def _build(self) -> None:
+        """The parts that depend on the env's spaces."""
+        config, console = self.config, self.console
         space, action_space = self.env.single_observation_space, self.env.single_action_space
         self.policy = make_policy(config, space, action_space, self.device)
         distributed.broadcast_parameters_(self.policy.parameters())
@@ -66,6 +81,7 @@ class Trainer:
         if action_map.notice:
             console.notice(action_map.notice)
         self.episodes = EpisodeTracker(n, config.logging.episode_window, self.backend, self.device)
+        self.episode_statistics = self.episodes.statistics()
         self.source, self.algorithm = make_method(
             config,
             Parts(
@@ -75,13 +91,6 @@ class Trainer:
             ),
         )  # fmt: skip
         self.probe = CreditProbe(config.credit, self.backend, self.device) if config.credit.probe else None
-        self.update = 0
-        self.env_steps = 0
-        self.seconds = 0.0
-        self.skipped_in_a_row = 0
-        self.newest: tuple[Rollout, torch.Tensor] | None = None  #: the last rollout and its rewards, until the next
-        self.is_whole = True  #: False half way through an update: such a state must not be saved
-        self.clock.start()
 
     @property
     def progress(self) -> float:
@@ -133,6 +142,7 @@ class Trainer:
         steps = int(valid)
         times, of_source = self.source.explain(self.clock.read())
         self.episodes.record(ended)
+        self.episode_statistics = self.episodes.statistics()
         shares = phase_shares(times)
         self.update += 1
         self.env_steps += steps
@@ -143,9 +153,7 @@ class Trainer:
             "env_steps": self.env_steps,
             "seconds": self.seconds,
             "steps_per_second": steps / (times["total"] / 1e3),
-            "episode_return": self.episodes.mean_return(),
-            "episode_length": self.episodes.mean_length(),
-            "episodes": self.episodes.ended,
+            **self.episode_statistics._asdict(),
             **numbers,
             **of_source,
             **{f"env/{name}": number for name, number in self.env.counters().items()},
@@ -238,6 +246,7 @@ class Trainer:
             raise CheckpointError(f"{where}: this configuration has no {unknown[0]}; was it changed?")
         self.algorithm.load_state_dict(state["algorithm"])
         self.episodes.load_state_dict(state["episodes"])
+        self.episode_statistics = self.episodes.statistics()
         for name, value in state["counters"].items():
             setattr(self, name, value)
         if state["env"] is not None and distributed.world_size() == 1:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainer.config import Config, ConfigError
@@ -58,6 +63,32 @@ class RunFolder:
         if not folder.config.is_file():
             raise ConfigError(f"resume={path}: there is no run (no config.yaml)")
         return folder
+
+    @contextmanager
+    def held(self) -> Iterator[RunFolder]:
+        """Keep other processes from training in the folder; what a killed one leaves behind keeps nobody out.
+
+        Raises:
+            ConfigError: another process trains in it; names that one.
+        """
+        with (self.path / ".lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise ConfigError(
+                    f"resume={self.path}: {file.read() or 'another process'} trains in it; stop that one first"
+                ) from None
+            except OSError:  # a file system without locks keeps nobody out
+                pass
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            try:
+                yield self
+            finally:
+                with suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)  # also for children that inherited the file
 
     def write_config(self, config: Config) -> None:
         """Write ``config.yaml``, resolved."""

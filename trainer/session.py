@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -40,34 +41,37 @@ def train(config: Config, base: Path, continued: RunFolder | None = None) -> int
     if distributed.rank() != 0:
         config.logging.console, config.wandb.mode = "none", "disabled"
     console = make_console(config.logging, run_name(config))
-    trainer: Trainer | None = None
-    try:
+    is_main = distributed.rank() == 0
+    with ExitStack() as opened:
+        opened.callback(console.close)
+        if continued is not None and is_main:
+            opened.enter_context(continued.held())
         with StopSignal() as stop:
-            trainer = Trainer(config, console)
-            status = _Session(trainer, base, continued, stop).run()
+            trainer = opened.enter_context(closing(Trainer(config, console)))
+            session = _Session(trainer, stop)
+            previous_wandb_run = session.load(continued.checkpoints) if continued is not None else None
+            if is_main:
+                folder = continued or opened.enter_context(RunFolder.create(config, base).held())
+                session.open(folder, previous_wandb_run)
+            status = session.run()
             return stop.exit_status or status  # a finished run may have got its signal while it was summed up
-    finally:
-        if trainer is not None:
-            trainer.close()
-        console.close()
 
 
 class _Session:
     """A trainer with its folder: metrics, checkpoints, summary."""
 
-    def __init__(self, trainer: Trainer, base: Path, continued: RunFolder | None, stop: StopSignal):
+    def __init__(self, trainer: Trainer, stop: StopSignal):
         self.trainer, self.console, self.stop = trainer, trainer.console, stop
         self.is_main = distributed.rank() == 0
-        previous_run: str | None = None
-        if continued is not None:
-            state = checkpoint.load_newest(continued.checkpoints, self.console.notice, trainer.device)
-            trainer.load_state_dict(state, str(continued.checkpoints))
-            previous_run = state["wandb_id"]
-        if self.is_main:
-            self._open(continued or RunFolder.create(trainer.config, base), previous_run)
         self._last_save = time.monotonic()
 
-    def _open(self, folder: RunFolder, previous_run: str | None) -> None:
+    def load(self, checkpoints: Path) -> str | None:
+        """Go on from the newest whole checkpoint; the id of the wandb run that it belongs to."""
+        state = checkpoint.load_newest(checkpoints, self.console.notice, self.trainer.device)
+        self.trainer.load_state_dict(state, str(checkpoints))
+        return state["wandb_id"]
+
+    def open(self, folder: RunFolder, previous_wandb_run: str | None) -> None:
         """Begin the run's files and its wandb run."""
         env, config, backend = self.trainer.env, self.trainer.config, self.trainer.backend
         self.folder = folder
@@ -75,7 +79,7 @@ class _Session:
         self.metrics = MetricsFile(folder.metrics, keep_updates=self.trainer.update)
         self.wandb = WandbLogger(
             config.wandb, folder.path, folder.path.name, run_tags(config, env.id, backend),
-            {**to_dict(config), "env_id": env.id, "previous_wandb_run": previous_run},
+            {**to_dict(config), "env_id": env.id, "previous_wandb_run": previous_wandb_run},
             self.metrics.kept, self.console.notice,
         )  # fmt: skip
         self.console.notice(
@@ -135,10 +139,10 @@ class _Session:
             write_json(self.folder.summary, summary)
             self.wandb.finish(summary, exit_status)
             self.console.close()
-        window, mean = len(trainer.episodes.returns), trainer.episodes.mean_return()
+        mean = trainer.episode_statistics.episode_return
         self.console.notice(
             f"{status} after {trainer.env_steps} steps, {trainer.update} updates, {trainer.seconds:.1f} s; mean return "
-            f"of the last {window} episodes {'-' if mean is None else f'{mean:.2f}'}; {self.folder.path}"
+            f"of the last episodes {'-' if mean is None else f'{mean:.2f}'}; {self.folder.path}"
         )
 
 
@@ -153,9 +157,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "env_steps": trainer.env_steps,
         "seconds": trainer.seconds,
         "steps_per_second": trainer.env_steps / trainer.seconds if trainer.seconds else None,
-        "episodes": trainer.episodes.ended,
-        "episode_return": trainer.episodes.mean_return(),
-        "episode_length": trainer.episodes.mean_length(),
+        **trainer.episode_statistics._asdict(),
         "machine": machine(trainer.device),
         "torch": torch.__version__,
     }
