@@ -78,6 +78,11 @@ def figures_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def is_precise(row: Row) -> bool:
+    """Whether a pair's interval is narrow enough to judge a prediction by."""
+    return max(row.high / row.measured, row.measured / row.low) <= 1.0 + NEAR
+
+
 def missed(rows: Sequence[Row]) -> list[Row]:
     """Pairs whose prediction is not near."""
     return [row for row in rows if row.is_pair and abs(row.error) > NEAR]
@@ -95,14 +100,23 @@ def closing_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def _prediction_lines(pairs: Sequence[Row]) -> list[str]:
-    near = len(pairs) - len(missed(pairs))
+    precise = [row for row in pairs if is_precise(row)]
     noise = sum(row.is_noise for row in pairs)
     error = statistics.median(abs(row.error) for row in pairs)
+    rests = [row.rest for row in pairs]
     return [
-        f"prediction: {near} of {len(pairs)} pairs within {NEAR:.0%} ({near / len(pairs):.0%}), median error "
-        f"{error:.2%}",
+        f"prediction: {_near(pairs)}, median error {error:.2%}; of the pairs whose interval is as narrow as that, "
+        f"{_near(precise)}",
         f"noise: {noise} of {len(pairs)} pairs show no difference, their interval holds 1",
+        f"rest: phases outside the part stand at {ratio_text(statistics.median(rests))} (median of {len(rests)} pairs), "
+        f"{ratio_text(min(rests))} to {ratio_text(max(rests))}",
     ]
+
+
+def _near(pairs: Sequence[Row]) -> str:
+    near = len(pairs) - len(missed(pairs))
+    share = f" ({near / len(pairs):.0%})" if pairs else ""
+    return f"{near} of {len(pairs)} pairs within {NEAR:.0%}{share}"
 
 
 def _closure_line(runs: Sequence[Row]) -> str:

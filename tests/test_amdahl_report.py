@@ -75,12 +75,16 @@ def test_verdicts_and_closing_lines_say_what_is_noise_what_was_missed_and_what_i
     assert missed(rows) == []
     text = "\n".join(closing_lines(rows))
     assert "prediction: 2 of 2 pairs within 3% (100%)" in text
+    assert "of the pairs whose interval is as narrow as that, 1 of 1 pairs within 3% (100%)" in text
     assert "noise: 1 of 2 pairs" in text
+    assert "stand at 1.000x (median of 2 pairs), 1.000x to 1.000x" in text
     assert "an empty one is 0.20% of the update (median of 4 runs), at most 0.20%" in text
     assert "clock on by clock off: +0.40%" in text
     assert "not measured: <b>& envpool 8x8" in text and "400 of 400 s were spent" in text
-    wrong = [replace(rows[0], predicted=rows[0].measured * 1.05)]
+    wrong = [replace(row, low=0.96, predicted=row.measured * 1.05) for row in rows if row.is_pair]
     assert missed(wrong) == wrong
+    assert "0 of 2 pairs within 3% (0%)" in closing_lines(wrong)[0]
+    assert closing_lines(wrong)[0].endswith("as narrow as that, 0 of 0 pairs within 3%")
 
 
 def test_the_page_has_every_panel_needs_nothing_else_and_shows_names_as_text():
