@@ -108,7 +108,7 @@ def _prediction_lines(pairs: Sequence[Row]) -> list[str]:
         f"prediction: {_near(pairs)}, median error {error:.2%}; of the pairs whose interval is as narrow as that, "
         f"{_near(precise)}",
         f"noise: {noise} of {len(pairs)} pairs show no difference, their interval holds 1",
-        f"rest: phases outside the part stand at {ratio_text(statistics.median(rests))} (median of {len(rests)} pairs), "
+        f"rest: the other phases stand at {ratio_text(statistics.median(rests))} (median of {len(rests)} pairs), "
         f"{ratio_text(min(rests))} to {ratio_text(max(rests))}",
     ]
 
