@@ -25,7 +25,7 @@ class _Tape(TorchDispatchMode):
         return result
 
 
-def capture(steps: list[Callable[[], None]], pool: Any = None) -> Callable[[], None]:
+def capture(steps: list[Callable[[], None]], *_: Any) -> Callable[[], None]:
     """In place of `trainer.graphs.capture`: what is no operator on a tensor happens now and never again.
 
     A capture runs nothing, a tape has to: the first replay is this run.

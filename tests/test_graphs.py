@@ -49,7 +49,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many parts went into each graph; a replay of these stand-ins runs the parts."""
     sizes: list[int] = []
 
-    def capture(steps: list[Callable[[], None]], pool: Any) -> Callable[[], None]:
+    def capture(steps: list[Callable[[], None]], *_: Any) -> Callable[[], None]:
         sizes.append(len(steps))
         return lambda: [step() for step in steps]
 

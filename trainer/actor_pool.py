@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +17,8 @@ from trainer.actors import WAIT, Actor, VersionRule, WindowNote
 from trainer.algorithm import Parts
 from trainer.config import Config
 from trainer.gate import Closed, Gate
-from trainer.normalize import Scaling
+from trainer.graphs import WARM_UP_CALLS
+from trainer.normalize import ObservationNormalizer, Scaling
 from trainer.policy_versions import PolicyVersions, tensors_of
 from trainer.rollout import Rollout
 from trainer.rollout_queue import RolloutQueue
@@ -29,7 +31,8 @@ class ActorPool:
     the ``v``-th `collect`, counted from 0; a window's lag is the newest version less the one that acted.
 
     With ``impala.force_lag=k`` there are no threads: `collect` lets its actors act one after another, with the
-    parameters of exactly ``k`` updates ago, so that a run is repeatable.
+    parameters of exactly ``k`` updates ago, so that a run is repeatable. So it is, with the newest parameters, before
+    all CUDA graphs stand: while one is captured, nobody else may draw random numbers or replay another.
     """
 
     def __init__(self, config: Config, env: EnvGroup, parts: Parts):
@@ -42,11 +45,13 @@ class ActorPool:
         ]
         self._gate = Gate()
         memory = [
-            self._actors[0].collector.rollout.for_envs(config.envs_per_update)
-            for _ in range(impala.queue_size or groups + 1)
+            _batch_memory(self._actors[0].collector.rollout, config.envs_per_update, parts.observation_normalizer)
+            for _ in range(impala.queue_size or 2 * groups)
         ]
         self._queue: RolloutQueue[WindowNote] = RolloutQueue(self._gate, memory, per_group)
         self._is_forced = impala.force_lag is not None
+        #: batches before there are threads: every group has captured its graphs of every memory that it fills
+        self._preludes = (WARM_UP_CALLS + 1) * math.lcm(groups, len(memory)) if parts.graphs.enabled else 0
         self._versions = PolicyVersions(
             self._gate, tensors_of(parts.policy, parts.observation_normalizer), depth=2 + (impala.force_lag or 0)
         )
@@ -69,6 +74,8 @@ class ActorPool:
             Exception: what an actor raised, with the traceback of its thread.
         """
         try:
+            if self._versions.newest < 0:
+                self._seed()
             with self._clock.phase("transfer"):
                 self._versions.publish()
             rollout = self._take()
@@ -84,7 +91,7 @@ class ActorPool:
     def _take(self) -> Rollout:
         self._queue.release()
         with self._clock.phase(WAIT):
-            if self._is_forced:
+            if self._is_forced or self._versions.newest < self._preludes:
                 self._collect_here()
             elif not self._threads:
                 self._start()
@@ -94,8 +101,12 @@ class ActorPool:
         self._last_note = batch.notes[-1]
         notes = sorted(batch.notes, key=lambda note: note.actor)
         columns = slice(self._pools[notes[0].actor].start, self._pools[notes[-1].actor].stop)
-        envs = batch.rollout.valid.shape[1] // len(notes)
-        return replace(batch.rollout, columns=columns, scaling=_by_env([note.scaling for note in notes], envs))
+        return replace(batch.rollout, columns=columns)
+
+    def _seed(self) -> None:
+        """Draw the actors' seeds from the run's own generator: a resumed run goes on with other numbers."""
+        for actor, seed in zip(self._actors, torch.randint(2**62, (len(self._actors),)).tolist(), strict=True):
+            actor.generator.manual_seed(seed)
 
     def _collect_here(self) -> None:
         """Let the actors whose turn it is collect in this thread."""
@@ -166,9 +177,10 @@ class ActorPool:
             thread.join(self._timeout)
 
 
-def _by_env(scalings: list[Scaling | None], envs: int) -> Scaling | None:
-    """The scaling of each actor's window, repeated for its envs: ``[N, *observation_shape]``."""
-    given = [scaling for scaling in scalings if scaling is not None]
-    if not given:
-        return None
-    return Scaling(*(torch.cat([x.expand(envs, *x.shape) for x in same]) for same in zip(*given, strict=True)))
+def _batch_memory(rollout: Rollout, num_envs: int, normalizer: ObservationNormalizer | None) -> Rollout:
+    """A rollout like this one for the envs of a batch; with a normalizer, also with each env's scaling."""
+    memory = rollout.for_envs(num_envs)
+    if normalizer is None:
+        return memory
+    scaling = Scaling(*(tensor.repeat(num_envs, *(1,) * tensor.dim()) for tensor in normalizer.scaling()))
+    return replace(memory, scaling=scaling)

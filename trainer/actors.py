@@ -29,7 +29,6 @@ class WindowNote:
 
     actor: int
     version: int  #: of the policy that acted, in updates
-    scaling: Scaling | None  #: of its observation normalizer, as it was in this window
     times: dict[str, float]  #: milliseconds per phase of the actor's turn, `WAIT` and ``total`` among them
 
 
@@ -51,22 +50,24 @@ class _NormalizedTorso(Torso):
     def __init__(self, normalizer: ObservationNormalizer, torso: Torso):
         super().__init__()
         self.normalizer, self.torso, self.features = normalizer, torso, torso.features
-        self.scaling: Scaling | None = None
+        self._scaling = Scaling(*map(torch.clone, normalizer.scaling()))
 
-    def freeze(self) -> Scaling:
-        """Scale by the statistics of now until the next call; returns what does not change with them."""
-        self.scaling = Scaling(*map(torch.clone, self.normalizer.scaling()))
-        return self.scaling
+    def freeze(self, noted: Scaling) -> None:
+        """Scale by the statistics of now until the next call, and note them for every env, ``[N, *shape]``."""
+        for frozen, of_envs, present in zip(self._scaling, noted, self.normalizer.scaling(), strict=True):
+            frozen.copy_(present)
+            of_envs.copy_(present)
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.torso(self.normalizer(observations, self.scaling))
+        return self.torso(self.normalizer(observations, self._scaling))
 
 
 class Actor:
-    """One actor: its envs, its copy of the policy, its clock, and on CUDA its stream.
+    """One actor: its envs, its copy of the policy, its random numbers, its clock; on CUDA its stream and graphs.
 
     Its policy and the statistics of its observation normalizer are one version, read at the border of two windows and
-    frozen in between. It runs eagerly: replayed graphs on several streams would share one generator's offsets.
+    frozen in between. Its numbers come from a generator of its own: replayed graphs on several streams would share the
+    offsets of one, and what an actor draws would depend on who else draws.
 
     Args:
         number: among the run's actors.
@@ -96,12 +97,15 @@ class Actor:
         self._tensors = tensors_of(policy, normalizer)
         self._torso = None if normalizer is None else _NormalizedTorso(normalizer, policy.torso)
         policy.torso = self._torso or policy.torso
+        self.generator = policy.generator = torch.Generator(parts.device)
         self._clock = make_clock(parts.device, parts.graphs.detail)
+        run = parts.graphs
+        graphs = Graphs(self._clock, run.enabled, run.detail, run.notice, (self.generator,))
         # its kernels go before the learner's: they are short, and envs wait for them
         self._stream = torch.cuda.Stream(parts.device, priority=-1) if parts.device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
             self.collector = Collector(
-                env, policy, None, None, parts.action_map, rollout_length, Graphs(self._clock), compile_policy
+                env, policy, None, None, parts.action_map, rollout_length, graphs, compile_policy
             )
 
     def run(self, gate: Gate, queue: RolloutQueue[WindowNote], versions: PolicyVersions, rule: VersionRule) -> None:
@@ -123,12 +127,13 @@ class Actor:
         with torch.cuda.stream(self._stream):
             self._clock.start()
             with self._clock.phase(WAIT):
-                self.collector.rollout = queue.acquire(self._next_batch, self._part)
+                rollout = self.collector.rollout = queue.acquire(self._next_batch, self._part)
                 version = versions.read(self._tensors, rule.oldest(self._next_batch), rule.exactly)
-                scaling = None if self._torso is None else self._torso.freeze()
+                if self._torso is not None and rollout.scaling is not None:
+                    self._torso.freeze(rollout.scaling)
             self.collector.collect()
             self._clock.lap()
-            queue.submit(self._next_batch, WindowNote(self.number, version, scaling, self._clock.read()))
+            queue.submit(self._next_batch, WindowNote(self.number, version, self._clock.read()))
         self._next_batch += self._groups
 
     def restart(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,19 @@ from torch import Tensor
 from envs.actions import ActionMap
 from envs.base import VecEnv
 from trainer import distributed
-from trainer.graphs import Graphs, Part
+from trainer.graphs import GraphedStep, Graphs, Part
 from trainer.normalize import ObservationNormalizer, Scaling, ValueNormalizer
 from trainer.policy import Action, ActorCritic
 from trainer.rollout import Rollout
+
+
+class _Steps(NamedTuple):
+    """What fills the memory of one rollout; lists have a step for each pool."""
+
+    choose: list[GraphedStep]
+    send: list[GraphedStep]
+    receive: list[GraphedStep]
+    finish: GraphedStep
 
 
 class Collector:
@@ -50,25 +59,13 @@ class Collector:
         self._scaling = Scaling(*map(torch.clone, observation_normalizer.scaling())) if observation_normalizer else None
         self._rows = torch.zeros(len(env.pools), 1, dtype=torch.int64, device=env.device)  #: each pool's row, t
         self._act: Callable[..., Action] = torch.compile(policy.act) if compile_policy else policy.act
-        pools = range(len(env.pools))
-        self._choose = [
-            graphs.step(f"the policy step of pool {p}", Part("inference", partial(self._choose_in, p))) for p in pools
-        ]
-        engine = f"env.engine={env.engine}"
-        self._send, self._receive = (
-            [graphs.step(engine, Part(phase, partial(run, p)), capturable=env.capturable) for p in pools]
-            for phase, run in (("env_step", self._send_to), ("transfer", self._receive_from))
-        )
+        self._graphs = graphs
         self._begin = graphs.step("the rollout's start", Part("normalize", self._freeze_scaling))
-        self._finish = graphs.step(
-            "the rollout's end",
-            Part("normalize", self._normalize_observations),
-            Part("inference", self._evaluate_last),
-            capturable=distributed.world_size() == 1,  # ranks merge what their normalizers saw
-        )
+        self._steps: dict[int, tuple[Rollout, _Steps]] = {}  #: by the identity of a rollout, which is kept alive
         dtype = self._observations.dtype
         if observation_normalizer is not None:  # integers are normalized to floats, in the same memory
             dtype = torch.promote_types(dtype, torch.float32)
+        #: what `collect` fills; another one that is set is filled by graphs of its own, kept for the next time
         self.rollout = Rollout.allocate(
             rollout_length,
             env.num_envs,
@@ -80,17 +77,24 @@ class Collector:
             policy.state_size,
         )
 
-    @property
-    def rollout(self) -> Rollout:
-        """What `collect` fills; setting another one takes new graphs."""
-        return self._rollout
-
-    @rollout.setter
-    def rollout(self, rollout: Rollout) -> None:
-        self._rollout = rollout
-        self._pools = [rollout.narrow(columns) for columns in self.env.pools]
-        for step in (*self._choose, *self._send, *self._receive, self._finish):
-            step.reset()
+    def _make_steps(self, rollout: Rollout) -> _Steps:
+        step, env = self._graphs.step, self.env
+        pools = [(p, rollout.narrow(columns)) for p, columns in enumerate(env.pools)]
+        engine = partial(step, f"env.engine={env.engine}", capturable=env.capturable)
+        return _Steps(
+            choose=[
+                step(f"the policy step of pool {p}", Part("inference", partial(self._choose_in, p, rows)))
+                for p, rows in pools
+            ],
+            send=[engine(Part("env_step", partial(self._send_to, p))) for p, _ in pools],
+            receive=[engine(Part("transfer", partial(self._receive_from, p, rows))) for p, rows in pools],
+            finish=step(
+                "the rollout's end",
+                Part("normalize", partial(self._normalize_observations, rollout)),
+                Part("inference", partial(self._evaluate_last, rollout)),
+                capturable=distributed.world_size() == 1,  # ranks merge what their normalizers saw
+            ),
+        )
 
     def restart(self) -> None:
         """Start every env anew."""
@@ -121,22 +125,25 @@ class Collector:
 
         Its observations come back normalized, and the normalizer has learned from the raw ones.
         """
+        if id(self.rollout) not in self._steps:
+            self._steps[id(self.rollout)] = self.rollout, self._make_steps(self.rollout)
+        _, steps = self._steps[id(self.rollout)]
         self._begin()
         self.rollout.core_state[0] = self._state
         for t in self._clock.turns(self.rollout.length):
             for pool in range(len(self.env.pools)):
                 if t > 0:
-                    self._receive[pool]()
-                self._choose[pool]()
-                self._send[pool]()
-        for receive in self._receive:
+                    steps.receive[pool]()
+                steps.choose[pool]()
+                steps.send[pool]()
+        for receive in steps.receive:
             receive()
-        self._finish()
+        steps.finish()
         return self.rollout
 
-    def _choose_in(self, pool: int) -> None:
+    def _choose_in(self, pool: int, rollout: Rollout) -> None:
         """Choose a pool's actions for its row, record them, and bring them into the env's bounds."""
-        columns, rollout, row = self.env.pools[pool], self._pools[pool], self._rows[pool]
+        columns, row = self.env.pools[pool], self._rows[pool]
         observations = self._observations[columns]
         action = self._act(self._normalized(observations), *self._memory(columns))
         _write(rollout.observations, row, observations)
@@ -156,9 +163,9 @@ class Collector:
     def _send_to(self, pool: int) -> None:
         self.env.send(pool, self._actions[self.env.pools[pool]])
 
-    def _receive_from(self, pool: int) -> None:
+    def _receive_from(self, pool: int, rollout: Rollout) -> None:
         """Record what came back from a pool's row, and go on to its next."""
-        columns, rollout, row = self.env.pools[pool], self._pools[pool], self._rows[pool]
+        columns, row = self.env.pools[pool], self._rows[pool]
         step = self.env.recv(pool)
         _write(rollout.rewards, row, step.rewards)
         _write(rollout.terminated, row, step.terminated)
@@ -178,9 +185,8 @@ class Collector:
             for frozen, present in zip(self._scaling, self.observation_normalizer.scaling(), strict=True):
                 frozen.copy_(present)
 
-    def _normalize_observations(self) -> None:
+    def _normalize_observations(self, rollout: Rollout) -> None:
         """The rollout's observations as the policy saw them; the normalizer learns from the raw ones."""
-        rollout = self.rollout
         rollout.observations[-1] = self._observations
         if self.observation_normalizer is None:
             return
@@ -188,10 +194,10 @@ class Collector:
         self.observation_normalizer.update(rollout.observations[:-1], rollout.valid)
         rollout.observations.copy_(normalized)
 
-    def _evaluate_last(self) -> None:
+    def _evaluate_last(self, rollout: Rollout) -> None:
         """The values after the last row, and all of them in units of the reward."""
-        values = self.rollout.values
-        values[-1] = self.policy.value(self.rollout.observations[-1], self._state)
+        values = rollout.values
+        values[-1] = self.policy.value(rollout.observations[-1], self._state)
         if self.value_normalizer is not None:
             values.copy_(self.value_normalizer.denormalize(values))
 

@@ -110,7 +110,7 @@ class ImpalaConfig:
     entropy_coef: float = 0.01
     max_grad_norm: float = 40.0
     normalize_advantages: bool = False  #: over the valid rows of a minibatch, population standard deviation
-    queue_size: int = 0  #: batches in memory: being filled, full, or read; 0: one more than groups that fill them
+    queue_size: int = 0  #: batches in memory: being filled, full, or read; 0: two for each group that fills them
     max_lag: int | None = None  #: updates between the policy that acted and the one that learns; null: as it comes
     max_lag_action: str = "drop"  #: what keeps max_lag: drop (older batches) | block (actors that would exceed it)
     force_lag: int | None = None  #: test: act with the parameters of exactly so many updates ago, in one thread

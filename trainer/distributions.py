@@ -20,8 +20,8 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 class Distribution(Protocol):
     """What the trainer asks of a distribution over a batch of actions."""
 
-    def sample(self) -> Tensor:
-        """One action per row."""
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One action per row; ``generator`` (None: the device's default one) gives the randomness."""
         ...
 
     def mode(self) -> Tensor:
@@ -47,9 +47,10 @@ class DiagonalGaussian(NamedTuple):
     mean: Tensor  #: ``[*batch, actions]`` float32
     log_std: Tensor  #: ``[actions]`` float32, the same in every state
 
-    def sample(self) -> Tensor:
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """``[*batch, actions]``: ``mean + std * noise``."""
-        return torch.addcmul(self.mean, self.log_std.exp(), torch.randn_like(self.mean))
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return torch.addcmul(self.mean, self.log_std.exp(), noise)
 
     def mode(self) -> Tensor:
         """``[*batch, actions]``: the mean."""
@@ -70,10 +71,14 @@ class Categorical(NamedTuple):
 
     logits: Tensor  #: ``[*batch, actions]`` float32, not normalized
 
-    def sample(self) -> Tensor:
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """``[*batch]`` int64, by the Gumbel trick: no host synchronization and no ``[*batch, actions]`` of
         probabilities."""
-        noise = torch.empty_like(self.logits).exponential_().clamp(min=torch.finfo(self.logits.dtype).tiny)
+        noise = (
+            torch.empty_like(self.logits)
+            .exponential_(generator=generator)
+            .clamp(min=torch.finfo(self.logits.dtype).tiny)
+        )
         return (self.logits - noise.log()).argmax(-1)
 
     def mode(self) -> Tensor:
@@ -103,9 +108,9 @@ class MultiCategorical(NamedTuple):
     def _components(self) -> list[Categorical]:
         return [Categorical(logits) for logits in self.logits.split(self.choices, dim=-1)]
 
-    def sample(self) -> Tensor:
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """``[*batch, components]`` int64."""
-        return torch.stack([component.sample() for component in self._components()], dim=-1)
+        return torch.stack([component.sample(generator) for component in self._components()], dim=-1)
 
     def mode(self) -> Tensor:
         """``[*batch, components]`` int64."""

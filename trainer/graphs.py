@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ class Graphs:
     enabled: bool = False
     detail: bool = False  #: cut graphs also at the parts of ``update``, to time them apart
     notice: Callable[[str], None] = print
+    generators: tuple[torch.Generator, ...] = ()  #: that steps draw from, beside the device's default one
     _pools: dict[str, Any] = field(default_factory=dict)
 
     def step(self, name: str, *parts: Part, capturable: bool = True) -> GraphedStep:
@@ -85,7 +86,10 @@ class GraphedStep:
         try:
             pool = self._graphs.pool(self._name)
             stretches = itertools.groupby(self._parts, self._phase_between_replays)
-            self._replays = [Part(phase, capture([part.run for part in parts], pool)) for phase, parts in stretches]
+            self._replays = [
+                Part(phase, capture([part.run for part in parts], pool, self._graphs.generators))
+                for phase, parts in stretches
+            ]
         except RuntimeError as error:
             self._enabled, self._replays = False, []
             reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -95,14 +99,19 @@ class GraphedStep:
         return None if part.phase in UPDATE_PARTS and not self._graphs.detail else part.phase
 
 
-def capture(steps: list[Callable[[], None]], pool: Any) -> Callable[[], None]:
+def capture(
+    steps: list[Callable[[], None]], pool: Any, generators: Iterable[torch.Generator] = ()
+) -> Callable[[], None]:
     """Capture the steps, one after another, as one CUDA graph, without running them; returns its replay.
 
     Args:
         steps: what to capture.
         pool: a `torch.cuda.graph_pool_handle`; graphs that share one are replayed in the order of their capture.
+        generators: that the steps draw from, beside the device's default one.
     """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    for generator in generators:
+        graph.register_generator_state(generator)
     collecting = gc.isenabled()
     gc.disable()  # a collection could free device memory in the middle of the capture
     try:

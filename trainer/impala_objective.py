@@ -16,7 +16,7 @@ from trainer.off_policy import Present, Window
 #: Beyond it a ratio is cut: it means nothing any more, and infinity times an advantage of 0 would be NaN.
 _MAX_LOG_RATIO = 20.0
 #: What an objective reports, in this order; each sums over ranks.
-REPORTED = ("loss/clip_fraction", "loss/total", "loss/policy", "loss/value", "loss/entropy", "loss/approx_kl")
+REPORTED = ("loss/approx_kl", "loss/clip_fraction", "loss/total", "loss/policy", "loss/value", "loss/entropy")
 
 
 class Learned(NamedTuple):
@@ -65,7 +65,7 @@ class Objective:
         # of the logarithm: the ratio may exceed float32 after a long lag, and does no harm where it is clipped
         log_ratio = losses.select(present.log_probs - window.log_probs, window.valid)
         lag_kl = losses.masked_mean(0.5 * log_ratio.square(), window.valid, count)
-        return loss, torch.cat([report.detach(), lag_kl[None]])
+        return loss, torch.cat([lag_kl[None], report.detach()])
 
     def _in_torch(
         self, window: Window, present: Present, learned: Learned, targets: Tensor, count: Tensor

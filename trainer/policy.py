@@ -57,6 +57,7 @@ class ActorCritic(nn.Module):
     """
 
     log_std: nn.Parameter | None
+    generator: torch.Generator | None = None  #: of sampled actions; None: the device's default one
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class ActorCritic(nn.Module):
         """One action per row of ``[batch, *observation_shape]``: sampled, or the most likely one."""
         outputs = self.outputs(observations, state, valid)
         distribution = self.head.distribution(outputs.policy_outputs, outputs.log_std)
-        flat = distribution.mode() if deterministic else distribution.sample()
+        flat = distribution.mode() if deterministic else distribution.sample(self.generator)
         return Action(self.head.shaped(flat), distribution.log_prob(flat), outputs.values, outputs.state)
 
     def evaluate(

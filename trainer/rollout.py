@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +83,9 @@ class Rollout:
     def narrow(self, columns: slice) -> Rollout:
         """A view of some columns."""
         tensors = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_ROWS}
-        return replace(self, **{name: tensor[:, columns] for name, tensor in tensors.items()}, columns=columns)
+        views: dict[str, Any] = {name: tensor[:, columns] for name, tensor in tensors.items()}
+        scaling = self.scaling and Scaling(*(tensor[columns] for tensor in self.scaling))
+        return replace(self, **views, columns=columns, scaling=scaling)
 
     def read_rows(self) -> Tensor:
         """``[T + 1, N]`` bool: the observations that an update reads, because the row is valid or because the row
