@@ -19,7 +19,8 @@ from torch import Tensor
 from triton.runtime import driver
 from tune_credit import Target
 
-from kernels import triton_loss_launch, triton_step_guard, triton_twin_launch
+from kernels import triton_adam, triton_loss_launch, triton_step_guard, triton_twin_launch
+from kernels.adam import Moments
 from kernels.loss_inputs import Coefficients, LossInputs
 from kernels.step_guard import COUNTS, GuardSettings
 from kernels.triton_call import Launch
@@ -70,11 +71,14 @@ def twin_launches(hidden_sizes: list[int]) -> list[Launch]:
     return launches + triton_twin_launch.backward_launches((first, second), inputs, layers, memory, "elu", format)[1]
 
 
-def guard_launches() -> list[Launch]:
-    """The guard over the optimizer's step, with every branch of it."""
-    report, scalar, state = empty(6), empty(), empty(COUNTS + 7)
+def step_launches() -> list[Launch]:
+    """The optimizer's step over 100000 parameters, with every branch of its guard."""
+    report, scalar, state, vector = empty(6), empty(), empty(COUNTS + 7), empty(100_000)
     settings = GuardSettings(target_kl=0.02, desired_kl=0.008)
-    return [triton_step_guard.launch(report, scalar, scalar, state, scalar, settings)[1]]
+    squares, first = triton_adam.squares_launch(vector)
+    decision, second = triton_step_guard.launch(report, squares, scalar, state, scalar, scalar, settings)
+    moments = Moments(vector, vector, scalar)
+    return [first, second, triton_adam.adam_launch(vector, vector, moments, decision, 1e-5)]
 
 
 def cases(hidden_sizes: list[int]) -> Iterator[tuple[str, list[Launch]]]:
@@ -82,7 +86,7 @@ def cases(hidden_sizes: list[int]) -> Iterator[tuple[str, list[Launch]]]:
     for distribution, actions, is_gathered in LOSSES:
         name = f"{distribution} {actions}{' gathered' if is_gathered else ''}"
         yield name, loss_launches(distribution, actions, is_gathered)
-    yield "step guard", guard_launches()
+    yield "optimizer step", step_launches()
     yield f"twin {'-'.join(map(str, hidden_sizes))}", twin_launches(hidden_sizes)
 
 

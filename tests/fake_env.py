@@ -189,10 +189,8 @@ class PPOCase:
         self.snapshots.append(self.state())
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and the optimizer's moments and step counts, copied."""
-        tensors = dict(self.policy.named_parameters())
-        for index, entry in self.ppo.optimizer.state_dict()["state"].items():
-            tensors |= {f"{index}.{name}": tensor for name, tensor in entry.items()}
+        """Parameters and the optimizer's moments and step count, copied."""
+        tensors = {**dict(self.policy.named_parameters()), **self.ppo.optimizer.state_dict()}
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
     def update(self, seed: int = 0, progress: float = 0.0) -> dict[str, float]:

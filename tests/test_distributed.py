@@ -56,11 +56,10 @@ def update(
     ppo = PPO(policy, normalizer, estimator, config, Graphs())
     torch.manual_seed(seed)
     metrics = ppo.update(rollout, rollout.rewards, 0.0)
-    state = ppo.optimizer.state_dict()["state"]
     return {
         "metrics": {name: float(value) for name, value in metrics.items()},
         "parameters": torch.nn.utils.parameters_to_vector(policy.parameters()).detach(),
-        "steps": float(state[0]["step"]) if state else 0.0,
+        "steps": float(ppo.optimizer.moments.steps),
     }
 
 

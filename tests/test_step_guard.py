@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
-from kernels.step_guard import COUNTS, GuardSettings, guard_step
+from kernels.step_guard import COUNTS, Decision, GuardSettings, guard_step
 
 ADAPTIVE = GuardSettings(desired_kl=0.008, min_learning_rate=1e-5, max_learning_rate=1e-2)
 BACKENDS = [
@@ -23,18 +22,26 @@ class Update:
         if fused:
             pytest.importorskip("triton")
         self.settings, self.fused, self.device = settings, fused, device
-        self.rate = torch.tensor(rate, device=device)
+        self.rate, self.steps = torch.tensor(rate, device=device), torch.tensor(10.0, device=device)
         self.state = torch.zeros(COUNTS + size + 1, device=device)
 
-    def step(self, kl: float = 0.008, others: float = 1.0, grad_norm: float = 2.0, num_valid: float = 5.0) -> bool:
-        """Whether the step is withheld."""
+    def decide(
+        self, kl: float = 0.008, others: float = 1.0, grad_norm: float = 2.0, num_valid: float = 5.0
+    ) -> Decision:
         report = torch.tensor([kl, *[others] * (len(self.state) - COUNTS - 2)], device=self.device)
-        norm, valid = (torch.tensor(x, device=self.device) for x in (grad_norm, num_valid))
-        rate = self.rate
-        withheld, self.rate = guard_step(report, norm, valid, self.state, rate, self.settings, self.fused)
-        assert self.rate.shape == () and self.rate.dtype == torch.float32
-        assert withheld.shape == () and withheld.dtype == torch.float32
-        return {0.0: False, 1.0: True}[float(withheld)]
+        squares = grad_norm**2 * torch.tensor([0.5, 0.25, 0.25], device=self.device)
+        valid = torch.tensor(num_valid, device=self.device)
+        return guard_step(report, squares, valid, self.state, self.steps, self.rate, self.settings, self.fused)
+
+    def step(self, *arguments: float, **options: float) -> bool:
+        """Whether the step is withheld."""
+        rate, steps = float(self.rate), float(self.steps)
+        decision = self.decide(*arguments, **options)
+        assert all(x.shape == () and x.dtype == torch.float32 for x in decision)
+        assert float(decision.learning_rate) == rate
+        withheld = {0.0: False, 1.0: True}[float(decision.withheld)]
+        assert float(self.steps) == steps + (not withheld)
+        return withheld
 
     @property
     def counts(self) -> list[float]:
@@ -101,6 +108,18 @@ def test_without_a_desired_kl_the_rate_stays(fused: bool, device: str, kl: float
     assert update.rate == torch.tensor(3e-4)
 
 
+@pytest.mark.parametrize(("fused", "device"), BACKENDS)
+@pytest.mark.parametrize(
+    ("grad_norm", "limit", "scale"), [(2.0, 0.5, 0.25), (2.0, 4.0, 1.0), (2.0, math.inf, 1.0), (0.0, 0.5, 1.0)]
+)
+def test_a_long_gradient_is_shortened_to_the_limit(
+    fused: bool, device: str, grad_norm: float, limit: float, scale: float
+) -> None:
+    update = Update(GuardSettings(max_grad_norm=limit), fused, device)
+    assert float(update.decide(grad_norm=grad_norm).scale) == pytest.approx(scale, rel=1e-6)
+    assert float(update.state[-1]) == pytest.approx(grad_norm)  # reported as it was
+
+
 @pytest.mark.parametrize(("fused", "device"), BACKENDS[1:])
 @pytest.mark.parametrize("size", [1, 3, 7, 40])
 def test_fused_and_in_torch_any_update_goes_alike(fused: bool, device: str, size: int) -> None:
@@ -118,6 +137,6 @@ def test_fused_and_in_torch_any_update_goes_alike(fused: bool, device: str, size
 
 
 def test_a_state_of_another_size_is_refused() -> None:
-    report: Tensor = torch.zeros(6)
+    report, scalar = torch.zeros(6), torch.tensor(1.0)
     with pytest.raises(ValueError, match=r"state: expected \[10\]"):
-        guard_step(report, report[0], report[0], torch.zeros(9), torch.tensor(1.0), GuardSettings())
+        guard_step(report, report, scalar, torch.zeros(9), scalar, scalar, GuardSettings())

@@ -6,14 +6,15 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from kernels.step_guard import COUNTS, GuardSettings, guard_step
+from kernels.step_guard import COUNTS, GuardSettings
 from trainer import distributed, losses, schedules
 from trainer.config import PPOConfig
 from trainer.estimator import Estimate, Estimator
 from trainer.graphs import Graphs, Part
 from trainer.normalize import ValueNormalizer
+from trainer.optimizer import GuardedAdam
 from trainer.policy import ActorCritic
 from trainer.ppo_objective import REPORTED, Batch, Objective
 from trainer.rollout import Rollout
@@ -76,24 +77,15 @@ class PPO:
         device = next(policy.parameters()).device
         #: a tensor, so that schedules and KL adaptation never stop the device
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
-        self.optimizer = torch.optim.Adam(
-            policy.parameters(),
-            lr=self.learning_rate,
-            eps=config.adam_eps,
-            fused=True,
-            capturable=device.type == "cuda",
-        )
+        adapts = config.lr_schedule == "adaptive"
+        guard = GuardSettings(
+            config.max_grad_norm, config.target_kl, config.desired_kl if adapts else None, config.min_learning_rate,
+            config.max_learning_rate,
+        )  # fmt: skip
+        fused = loss_backend == "triton"
+        self.optimizer = GuardedAdam(policy.parameters(), self.learning_rate, config.adam_eps, guard, fused)
         self.objective = Objective(policy, config, loss_backend)
         self._solve = torch.compile(self.objective.__call__, dynamic=False) if compile_loss else self.objective
-        adapts = config.lr_schedule == "adaptive"
-        self._guard = partial(
-            guard_step,
-            settings=GuardSettings(
-                config.target_kl, config.desired_kl if adapts else None, config.min_learning_rate,
-                config.max_learning_rate,
-            ),
-            fused=loss_backend == "triton",
-        )  # fmt: skip
         self._totals = torch.zeros(COUNTS + len(_MEANS), device=device)  #: of an update, over its minibatches
         self._explained_variance = torch.zeros((), device=device)
         self._results = torch.zeros(len(_RESULTS), device=device)
@@ -212,24 +204,16 @@ class PPO:
         self._step = _Step(*self._solve(self._batch, rows, valid, count), count)
 
     def _backward(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self._step.loss.backward()
+        self._gradient = self.optimizer.gradient(self._step.loss)
         # an autograd graph that lives on ties the parameters to this call's stream, which a capture could not leave
         self._step = self._step._replace(loss=self._step.loss.detach())
-        distributed.sum_gradients_(self.policy.parameters())
-        self._grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
 
     def _apply_or_withhold(self) -> None:
         """Step the optimizer unless the minibatch is to be withheld: then parameters, moments and step count stay bit
         for bit."""
-        report, num_valid = distributed.sum_(self._step.report), self._step.num_valid
-        decision = self._guard(report, self._grad_norm, num_valid, self._totals, self.learning_rate)
-        # the fused optimizer's own overflow switch: decided on the device, without a host synchronization
-        self.optimizer.grad_scale = None  # pyright: ignore[reportAttributeAccessIssue]
-        self.optimizer.found_inf = decision.withheld  # pyright: ignore[reportAttributeAccessIssue]
-        self.optimizer.step()
+        report = distributed.sum_(self._step.report)
+        self.optimizer.step(self._gradient, report, self._step.num_valid, self._totals)
         self.policy.clamp_log_std_()
-        self.learning_rate.copy_(decision.learning_rate)
 
     def _sum_up(self) -> None:
         skipped, stopped, reported = self._totals[:COUNTS].unbind()
@@ -250,9 +234,6 @@ class PPO:
         if self.config.lr_schedule == "adaptive":  # the other schedules follow from the configuration and the counter
             bounds = self.config.min_learning_rate, self.config.max_learning_rate
             self.learning_rate.copy_(learning_rate.clamp(*bounds))
-        capturable = self.learning_rate.is_cuda
-        for group in self.optimizer.param_groups:  # loading replaced the settings by those of the checkpoint
-            group.update(lr=self.learning_rate, eps=self.config.adam_eps, capturable=capturable)
         for step in self._steps:
             step.reset()
 
