@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a che
 from scripts.bench_env import Case
 from scripts.bench_env import measure as measure_env
 from scripts.provenance import append_rows, format_table, provenance
+from trainer.actor_pool import ActorPool
 from trainer.config import Config
 from trainer.console import QuietConsole
 from trainer.loop import Trainer
@@ -46,11 +47,11 @@ def raw_rate(config: Config, pools: list[int], seconds: float) -> float:
 
 
 def train(config: Config, seconds: float) -> list[Metrics]:
-    """The updates of a run from its fourth on, for at least so many seconds."""
+    """The updates of a run from the fourth that threads collected for, for at least so many seconds."""
     trainer = Trainer(config, QuietConsole())
     trainer.clock.start()
     try:
-        for _ in range(3):
+        for _ in range(3 + (trainer.source.preludes if isinstance(trainer.source, ActorPool) else 0)):
             trainer.train_one_update()
         started, rows = time.perf_counter(), []
         while time.perf_counter() - started < seconds:

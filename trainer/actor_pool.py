@@ -51,7 +51,7 @@ class ActorPool:
         self._queue: RolloutQueue[WindowNote] = RolloutQueue(self._gate, memory, per_group)
         self._is_forced = impala.force_lag is not None
         #: batches before there are threads: every group has captured its graphs of every memory that it fills
-        self._preludes = (WARM_UP_CALLS + 1) * math.lcm(groups, len(memory)) if parts.graphs.enabled else 0
+        self.preludes = (WARM_UP_CALLS + 1) * math.lcm(groups, len(memory)) if parts.graphs.enabled else 0
         self._versions = PolicyVersions(
             self._gate, tensors_of(parts.policy, parts.observation_normalizer), depth=2 + (impala.force_lag or 0)
         )
@@ -91,7 +91,7 @@ class ActorPool:
     def _take(self) -> Rollout:
         self._queue.release()
         with self._clock.phase(WAIT):
-            if self._is_forced or self._versions.newest < self._preludes:
+            if self._is_forced or self._versions.newest < self.preludes:
                 self._collect_here()
             elif not self._threads:
                 self._start()
