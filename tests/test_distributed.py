@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,10 +15,12 @@ import pytest
 import torch
 from fake_env import CPU, Script, ScriptedEnv, make_collector, make_policy, random_script
 from impala_cases import make_learner
+from small_runs import SMALL, rows
 from torch.multiprocessing.spawn import spawn
 
 from trainer import distributed
 from trainer.config import CreditConfig, PPOConfig
+from trainer.episodes import EpisodeTracker
 from trainer.estimator import estimate
 from trainer.graphs import Graphs
 from trainer.normalize import ObservationNormalizer, RunningMoments, ValueNormalizer, moments
@@ -24,7 +28,9 @@ from trainer.policy import ActorCritic
 from trainer.ppo import PPO
 from trainer.rollout import Rollout
 
+ROOT = Path(__file__).resolve().parent.parent
 RANKS = 2
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 Result = dict[str, Any]
 
 
@@ -93,6 +99,15 @@ def merged_moments(rank: int) -> Result:
     }
 
 
+def episodes(rollout: Rollout) -> Result:
+    """Twice the same window, as of one update and the next."""
+    tracker = EpisodeTracker(rollout.valid.shape[1], 1000, "torch", CPU)
+    for _ in range(2):
+        tracker.record(tracker.follow(rollout))
+        statistics = tracker.statistics()
+    return statistics._asdict()
+
+
 def on_policy(policy: ActorCritic, rollout: Rollout) -> Result:
     return update(policy, rollout, ValueNormalizer(), num_minibatches=1, update_epochs=3, lr_schedule="adaptive")
 
@@ -153,6 +168,7 @@ def nan_on(broken: int) -> Callable[[int], Result]:
 SCENARIOS: dict[str, Callable[[int], Result]] = {
     "primitives": primitives,
     "moments": merged_moments,
+    "episodes": lambda rank: episodes(collected(columns(SCRIPT, rank))[1]),
     "whole batch": whole_batch,
     "off policy": lambda rank: off_policy(*collected(columns(SCRIPT, rank))),
     "kls": with_kls((0.01, 0.09)),
@@ -207,6 +223,13 @@ def test_merged_moments_are_those_of_all_rows(ranks: list[dict[str, Result]]) ->
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=0)
 
 
+def test_episode_statistics_are_those_of_all_ranks(ranks: list[dict[str, Result]]) -> None:
+    alone = episodes(collected(SCRIPT)[1])
+    assert alone["episodes"] > 10
+    for results in ranks:
+        assert results["episodes"] == pytest.approx(alone)
+
+
 @pytest.mark.parametrize(("scenario", "learn", "steps"), [("whole batch", on_policy, 3), ("off policy", off_policy, 4)])
 def test_two_ranks_equal_one_process_with_all_their_envs(
     ranks: list[dict[str, Result]], scenario: str, learn: Callable[[ActorCritic, Rollout], Result], steps: int
@@ -222,7 +245,7 @@ def test_two_ranks_equal_one_process_with_all_their_envs(
             assert together["metrics"][name] == pytest.approx(alone["metrics"][name], rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in ("primitives", "moments")])
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in ("primitives", "moments", "episodes")])
 def test_ranks_leave_an_update_with_the_same_parameters_and_metrics(
     ranks: list[dict[str, Result]], scenario: str
 ) -> None:
@@ -257,6 +280,26 @@ def test_a_nan_on_one_rank_is_withheld_on_both(ranks: list[dict[str, Result]], s
         assert results[scenario]["steps"] == 1
         assert results[scenario]["metrics"]["skipped_minibatches"] == 7
         assert results[scenario]["parameters"].isfinite().all()
+
+
+def torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    return subprocess.run(
+        [*launcher, str(ROOT / "scripts/train.py"), *arguments],
+        cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS])])
+def test_the_command_under_torchrun_trains_one_run_in_one_folder(tmp_path: Path, device: str) -> None:
+    settings = [setting for setting in SMALL if not setting.startswith("device=")]
+    done = torchrun(tmp_path, *settings, f"device={device}", "env.engine=torch", "total_steps=500", "out=run")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    history = rows(tmp_path / "run")
+    assert history[0]["env_steps"] > 8 * 8, "more rows than one rank has"
+    assert history[-1]["env_steps"] >= 500 > history[-2]["env_steps"]
+    assert done.stderr.count("finished after") == 1
 
 
 def test_a_single_process_agrees_with_itself() -> None:

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from small_runs import SMALL, rows, run_until, small_config
 
-from envs.base import EnvError
+from envs.base import EnvError, VecEnv
+from envs.envpool_cpu import EnvPoolVecEnv
 from trainer import checkpoint, loop
 from trainer.collector import Collector
+from trainer.config import ConfigError
 from trainer.metrics import WandbLogger
 from trainer.ppo import PPO
 from trainer.run_folder import RunFolder
-from trainer.schema import compose_for_resume
+from trainer.schema import compose_config, compose_for_resume
 from trainer.session import train
 from trainer.signals import StopSignal
 
@@ -133,3 +135,21 @@ def test_a_run_that_fails_saves_and_says_so_in_its_summary(tmp_path: Path, monke
         train(small_config("out=run"), tmp_path)
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
     assert checkpoint.load_newest(tmp_path / "run/checkpoints", print)["update"] == 0
+
+
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_a_run_that_is_refused_half_way_through_its_start_closes_its_env(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
+):
+    closed: list[VecEnv] = []
+
+    def refuse(*_: Any) -> None:
+        raise ConfigError("policy: refused")
+
+    monkeypatch.setattr(loop, "make_policy", refuse)
+    monkeypatch.setattr(EnvPoolVecEnv, "close", lambda env: closed.append(env))
+    settings = [setting for setting in SMALL if not setting.startswith("ppo.")]
+    with pytest.raises(ConfigError, match="policy: refused"):
+        train(compose_config([*settings, f"algo={algo}", "out=run"]), tmp_path)
+    assert len(closed) == {"ppo": 1, "impala": 2}[algo]
+    assert not list(tmp_path.iterdir())
