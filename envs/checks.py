@@ -24,6 +24,16 @@ def check_columns(num_envs: int, seed: int, rank: int, world_size: int) -> None:
         raise EnvError(f"seed={seed}: it must be 0 or more")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Refuse a switch that is neither on nor off.
+
+    Raises:
+        EnvError: names the switch.
+    """
+    if not isinstance(value, bool):
+        raise EnvError(f"env.{name}={value!r}: it must be true or false")
+
+
 def usable_device(device: torch.device | str) -> torch.device:
     """The device with its index, as the tensors on it report it.
 

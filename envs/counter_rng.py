@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_AGE_LANE = 2**32  # no task draws as many numbers
 _MULTIPLIERS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
 
@@ -45,3 +46,19 @@ def uniform(key: Tensor, columns: Tensor, episodes: Tensor, lanes: Tensor) -> Te
     stream = _mix(key[0] + (columns << 32) + episodes)
     words = _mix((stream + lanes[:, None] * _GOLDEN) ^ key[1])
     return _shift_right(words, 11).double() * 2.0**-53
+
+
+def random_ages(key: Tensor, episodes: Tensor, limit: int) -> Tensor:
+    """How many transitions of at most ``limit`` each env's episode is to count as past when it begins.
+
+    Args:
+        key: ``[2]`` int64, from `stream_key`.
+        episodes: ``[N]`` int64, the number of each env's episode.
+        limit: the time limit, in transitions.
+
+    Returns:
+        ``[N]`` int32, uniform in ``0 .. limit - 1``.
+    """
+    columns = torch.arange(len(episodes), device=episodes.device)
+    lane = torch.full((1,), _AGE_LANE, device=episodes.device)
+    return (uniform(key, columns, episodes, lane)[0] * limit).int()

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from envs.actions import check_layout, check_values
 from envs.base import EnvError, StepResult, VecEnv
-from envs.checks import check_columns, copy_state, usable_device
-from envs.counter_rng import stream_key
+from envs.checks import check_columns, check_flag, copy_state, usable_device
+from envs.counter_rng import random_ages, stream_key
 from envs.warp_rows import customize
 from envs.warp_simulation import WarpSimulation, load_model
 from envs.warp_tasks import TASKS
@@ -47,6 +47,7 @@ class MujocoWarpVecEnv(VecEnv):
         physics: ``rk4`` keeps the integrator of Gymnasium's model (RK4, but Euler in HalfCheetah); ``euler`` is faster
             and another task.
         max_episode_steps: transitions until truncation; None takes Gymnasium's limit.
+        stagger: `reset` counts a random part of each world's time limit as past, lest all limits come at once.
         **options: Gymnasium's, see `envs.warp_rows.customize`: ``healthy_z_range``, ``reset_noise_scale`` ...
 
     Raises:
@@ -66,6 +67,7 @@ class MujocoWarpVecEnv(VecEnv):
         world_size: int = 1,
         physics: str = "rk4",
         max_episode_steps: int | None = None,
+        stagger: bool = False,
         **options: Any,
     ) -> None:
         if id not in TASKS:
@@ -76,6 +78,7 @@ class MujocoWarpVecEnv(VecEnv):
         limit = gymnasium.spec(id).max_episode_steps if max_episode_steps is None else max_episode_steps
         if not limit or limit < 1:
             raise EnvError(f"env.max_episode_steps={max_episode_steps}: it must be at least 1")
+        check_flag("stagger", stagger)
 
         self.id, self.num_envs, self.pools = id, num_envs, (slice(0, num_envs),)
         self.device = usable_device(device)
@@ -83,7 +86,7 @@ class MujocoWarpVecEnv(VecEnv):
             raise EnvError(f"device={device}: MuJoCo Warp runs on cuda and cpu")
         self.capturable = self.device.type == "cuda"
         self.physics = physics  #: as asked for; a run's name and logs show it
-        self._seed, self._rank = seed, rank
+        self._seed, self._rank, self._stagger, self._limit = seed, rank, stagger, limit
 
         task = customize(TASKS[id], options)
         model = load_model(task, physics)
@@ -108,6 +111,9 @@ class MujocoWarpVecEnv(VecEnv):
         """Start every world's next episode and return the first observations ``[num_envs, *observation_shape]``."""
         with self.clock.phase("env_step"):
             self._simulation.reset()
+            if self._stagger:
+                simulation = self._simulation
+                simulation.elapsed.copy_(random_ages(simulation.key, simulation.episode, self._limit))
         return self._simulation.observations
 
     def send(self, pool: int, actions: Tensor) -> None:
@@ -175,7 +181,7 @@ class MujocoWarpVecEnv(VecEnv):
 def _memory_errors(id: str, num_envs: int, device: torch.device) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # Warp has no type of its own for it
-        if "alloc" not in str(error).lower() and "memory" not in str(error).lower():
+    except (RuntimeError, ValueError) as error:  # Warp has no type of its own for it
+        if not any(words in str(error).lower() for words in ("alloc", "memory", "array shapes must not exceed")):
             raise
         raise EnvError(f"num_envs={num_envs}: {id} does not fit into the memory of {device}") from error

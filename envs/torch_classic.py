@@ -14,8 +14,8 @@ from torch import Tensor
 import envs.torch_memory  # noqa: F401  (registers its task)
 from envs.actions import check_layout, index_range
 from envs.base import EnvError, StepResult, VecEnv
-from envs.checks import check_columns, copy_state, usable_device
-from envs.counter_rng import stream_key
+from envs.checks import check_columns, check_flag, copy_state, usable_device
+from envs.counter_rng import random_ages, stream_key
 from envs.torch_step import Columns, Starts, StepFunction, assign, step_function
 from envs.torch_tasks import TASKS
 
@@ -42,6 +42,7 @@ class TorchVecEnv(VecEnv):
         world_size: the number of processes.
         dtype: float32 or float64, of state, observations and rewards; a `torch.dtype` or its name.
         max_episode_steps: transitions until truncation; None takes the task's own limit.
+        stagger: `reset` counts a random part of each env's time limit as past, lest all limits come at once.
         compile: compile the step; None means on CUDA only. If that fails, a warning says so and the step runs eagerly.
 
     Raises:
@@ -62,6 +63,7 @@ class TorchVecEnv(VecEnv):
         world_size: int = 1,
         dtype: torch.dtype | str = torch.float32,
         max_episode_steps: int | None = None,
+        stagger: bool = False,
         compile: bool | None = None,
         **unknown: object,
     ) -> None:
@@ -72,17 +74,19 @@ class TorchVecEnv(VecEnv):
         _refuse(dtype_name not in _DTYPES, f"env.dtype={dtype_name}: it must be {' or '.join(_DTYPES)}")
         if max_episode_steps is not None:
             _refuse(max_episode_steps < 1, f"env.max_episode_steps={max_episode_steps}: it must be at least 1")
+        check_flag("stagger", stagger)
 
         self.id, self.num_envs, self.pools = id, num_envs, (slice(0, num_envs),)
         self.device = usable_device(device)
         self._task, self._dtype = TASKS[id], _DTYPES[dtype_name]
-        self._seed, self._rank = seed, rank
+        self._seed, self._rank, self._stagger = seed, rank, stagger
+        self._limit = max_episode_steps or self._task.max_episode_steps
         self.single_observation_space = _cast(self._task.observation_space, dtype_name)
         self.single_action_space = copy.deepcopy(self._task.action_space)  # a space owns a generator: share none
         self._started, self._result = False, None
         try:
             self._allocate()
-            self._step = step_function(self._task, max_episode_steps or self._task.max_episode_steps)
+            self._step = step_function(self._task, self._limit)
             if self.device.type == "cuda" if compile is None else compile:
                 self._step = self._compiled(self._step)
         except torch.OutOfMemoryError as error:
@@ -98,6 +102,8 @@ class TorchVecEnv(VecEnv):
         columns = self._columns
         columns.episode.add_(1)
         columns.elapsed.zero_()
+        if self._stagger:
+            columns.elapsed.copy_(random_ages(self._starts.key, columns.episode, self._limit))
         columns.done.zero_()
         assign(columns.state, self._starts.draw(columns.episode, self._dtype))
         return self._current_observations()
