@@ -31,7 +31,7 @@ def check_flag(name: str, value: object) -> None:
         EnvError: names the switch.
     """
     if not isinstance(value, bool):
-        raise EnvError(f"env.{name}={value!r}: it must be true or false")
+        raise EnvError(f"env.options.{name}={value!r}: it must be true or false")
 
 
 def usable_device(device: torch.device | str) -> torch.device:

@@ -71,7 +71,7 @@ class TorchVecEnv(VecEnv):
         _refuse(bool(unknown), f"env.engine=torch has no option {', '.join(unknown)}")
         _refuse(id not in TASKS, f"env.id={id}: the torch engine has {', '.join(TASKS)}")
         check_columns(num_envs, seed, rank, world_size)
-        _refuse(dtype_name not in _DTYPES, f"env.dtype={dtype_name}: it must be {' or '.join(_DTYPES)}")
+        _refuse(dtype_name not in _DTYPES, f"env.options.dtype={dtype_name}: it must be {' or '.join(_DTYPES)}")
         if max_episode_steps is not None:
             _refuse(max_episode_steps < 1, f"env.max_episode_steps={max_episode_steps}: it must be at least 1")
         check_flag("stagger", stagger)

@@ -70,5 +70,5 @@ def test_ages_follow_from_seed_and_epoch_and_leave_first_states_alone(id: str, e
 
 @pytest.mark.parametrize(("id", "engine"), CASES)
 def test_a_value_that_is_no_switch_is_refused(id: str, engine: str) -> None:
-    with pytest.raises(EnvError, match=r"env\.stagger='yes': it must be true or false"):
+    with pytest.raises(EnvError, match=r"env\.options\.stagger='yes': it must be true or false"):
         envs.make(id, engine, 2, device="cpu", stagger="yes")

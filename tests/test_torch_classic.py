@@ -207,7 +207,7 @@ def test_actions_of_a_wrong_form_are_refused_and_the_env_stays_usable(actions: T
         ({"num_envs": 0}, "num_envs=0"),
         ({"seed": -1}, "seed=-1"),
         ({"rank": 2, "world_size": 2}, "rank=2"),
-        ({"dtype": "float16"}, "env.dtype=float16"),
+        ({"dtype": "float16"}, "env.options.dtype=float16"),
         ({"max_episode_steps": 0}, "env.max_episode_steps=0"),
         ({"pools": 2}, "no option pools"),
         ({"device": "nonsense"}, "device=nonsense"),
