@@ -72,6 +72,19 @@ def test_windows_chain_into_one_long_rollout(script: Script) -> None:
             assert torch.equal(got, expected[start : start + len(got)]), (name, start)
 
 
+def test_memories_in_turn_hold_the_windows_that_one_memory_holds(script: Script) -> None:
+    one_env, env = ScriptedEnv(script), ScriptedEnv(script)
+    one = make_collector(one_env, make_policy(one_env, kind=ModePolicy), 4)
+    several = make_collector(env, make_policy(env, kind=ModePolicy), 4)
+    memories = [several.rollout.for_envs(NUM_ENVS), several.rollout.for_envs(NUM_ENVS)]
+    for window in range(3):
+        several.rollout = memories[window % 2]
+        got, expected = several.collect(), one.collect()
+        assert got is memories[window % 2]
+        for name in FIELDS:
+            assert torch.equal(getattr(got, name), getattr(expected, name)), (name, window)
+
+
 @pytest.mark.parametrize("num_pools", [2, 3, NUM_ENVS])
 def test_several_pools_equal_one(script: Script, num_pools: int) -> None:
     def two_windows(pools: int) -> tuple[list[dict[str, Tensor]], Tensor]:
@@ -168,11 +181,14 @@ def test_restarting_begins_at_the_envs_first_observation(script: Script) -> None
     assert torch.equal(collector.collect().observations, script.observations[:5])
 
 
-def test_resuming_goes_on_from_the_observations_that_the_env_returned(script: Script) -> None:
+def test_resuming_goes_on_from_the_observations_that_the_env_returned(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = ScriptedEnv(script)
     collector = make_collector(env, make_policy(env), 4)
     restored = torch.full((NUM_ENVS, 3), 7.0)
-    collector.resume_from(restored, collector.state_dict())
+    monkeypatch.setattr(env, "load_state_dict", lambda state: state["observations"])
+    assert collector.load_state_dict({**collector.state_dict(), "env": {"observations": restored}})
     assert torch.equal(collector.collect().observations[0], restored)
 
 

@@ -124,6 +124,19 @@ def test_acting_and_evaluating_agree_and_return_one_number_a_row(space: gymnasiu
     assert actor_critic.act(observations, deterministic=True).actions.shape == action.actions.shape
 
 
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
+def test_a_policy_with_a_generator_draws_from_it_alone(space: gymnasium.Space) -> None:
+    actor_critic, observations = policy(space), torch.randn(7, 5)
+    actor_critic.generator = torch.Generator()
+    before, drawn = torch.get_rng_state(), []
+    for seed in (3, 4, 3):
+        actor_critic.generator.manual_seed(seed)
+        drawn.append(actor_critic.act(observations).actions)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
+
+
 def test_the_log_deviation_stays_in_its_bounds_and_finds_back_from_beyond() -> None:
     actor_critic = policy(SPACES["box"], min_log_std=-1.0, max_log_std=0.5)
     log_std = actor_critic.log_std
