@@ -30,14 +30,13 @@ def plain_update(problem: Problem, batch: FixedBatch, precision: str, config: PP
     optimizer = torch.optim.Adam(
         policy.parameters(), config.learning_rate, eps=config.adam_eps, fused=True, capturable=True
     )  # fmt: skip
-    valid = torch.ones(problem.rows // config.num_minibatches, dtype=torch.bool, device=device)
-    count = valid.sum(dtype=torch.float32)
+    count = torch.tensor(problem.rows / config.num_minibatches, device=device)
 
     def update() -> None:
         for _ in range(config.update_epochs):
             for indices in torch.randperm(problem.rows, device=device).chunk(config.num_minibatches):
                 optimizer.zero_grad(set_to_none=True)
-                solve(flat, indices, valid, count)[0].backward()
+                solve(flat, indices, count)[0].backward()
                 nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
                 optimizer.step()
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.runtime import driver
 from tune_credit import Target
 
-from kernels import triton_adam, triton_loss_launch, triton_step_guard, triton_twin_launch
+from kernels import triton_adam, triton_gather, triton_loss_launch, triton_step_guard, triton_twin_launch
 from kernels.adam import Moments
 from kernels.loss_inputs import Coefficients, LossInputs
 from kernels.step_guard import COUNTS, GuardSettings
@@ -86,6 +86,10 @@ def cases(hidden_sizes: list[int]) -> Iterator[tuple[str, list[Launch]]]:
     for distribution, actions, is_gathered in LOSSES:
         name = f"{distribution} {actions}{' gathered' if is_gathered else ''}"
         yield name, loss_launches(distribution, actions, is_gathered)
+    yield "gather", [
+        triton_gather.launch(source, empty(ROWS, dtype=torch.int64), empty(len(source), dtype=torch.bool))[1]
+        for source in (empty(2 * ROWS, 60), empty(2 * ROWS, 4, 84, 84, dtype=torch.uint8))
+    ]
     yield "optimizer step", step_launches()
     yield f"twin {'-'.join(map(str, hidden_sizes))}", twin_launches(hidden_sizes)
 

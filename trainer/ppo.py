@@ -146,9 +146,9 @@ class PPO:
             self._rollout, self._batch = rollout, Batch.of(rollout)
             self._estimate = Estimate(*map(torch.empty_like, estimate))
             units = self._batch.num_units
-            self._orders = torch.empty(
-                self.config.update_epochs, units, dtype=torch.int64, device=self.learning_rate.device
-            )
+            epochs, device = self.config.update_epochs, self.learning_rate.device
+            self._orders = torch.empty(epochs, units, dtype=torch.int64, device=device)
+            self._counts = torch.empty(epochs, self.config.num_minibatches, device=device)  #: valid rows
             for step in self._steps:
                 step.reset()
         self._keep(estimate)
@@ -177,6 +177,7 @@ class PPO:
         self._load_credit()
         for order in self._orders:
             torch.randperm(len(order), out=order)
+        self._counts.copy_(distributed.sum_(self._batch.counts_of(self._orders, self.config.num_minibatches)))
 
     def _load_credit(self) -> None:
         """What credit assignment gave, as minibatches take it."""
@@ -199,9 +200,8 @@ class PPO:
     def _forward(self, number: int) -> None:
         epoch, part = divmod(number, self.config.num_minibatches)
         rows = self._batch.rows_of(self._orders[epoch].tensor_split(self.config.num_minibatches)[part])
-        valid = self._batch.valid.index_select(0, rows)
-        count = distributed.sum_(valid.sum(dtype=torch.float32))
-        self._step = _Step(*self._solve(self._batch, rows, valid, count), count)
+        count = self._counts[epoch, part]
+        self._step = _Step(*self._solve(self._batch, rows, count), count)
 
     def _backward(self) -> None:
         self._gradient = self.optimizer.gradient(self._step.loss)

@@ -6,8 +6,11 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels import ppo_loss
+from kernels.gather import gather_rows
+from kernels.operations import Backend
 from trainer import losses
 from trainer.config import PPOConfig
 from trainer.policy import ActorCritic, Outputs
@@ -50,6 +53,14 @@ class Batch(NamedTuple):
         """Parts that a minibatch may be made of: rows or, where they are sequential, envs."""
         return len(self.core_state if self.is_sequential else self.valid)
 
+    def counts_of(self, orders: Tensor, parts: int) -> Tensor:
+        """``[epochs, parts]`` float32: valid rows of each part, where every row of ``orders`` ``[epochs, units]`` is
+        split into so many."""
+        valid = self.valid.view(-1, self.num_units).sum(0)[orders]
+        part, (size, longer) = torch.arange(parts + 1, device=orders.device), divmod(self.num_units, parts)
+        borders = part * size + part.clamp(max=longer)  # as `Tensor.tensor_split` has them
+        return functional.pad(valid.cumsum(1), (1, 0))[:, borders].diff().float()
+
     def rows_of(self, units: Tensor) -> Tensor:
         """The rows of these units, time first: row 0 of all its envs begins a minibatch."""
         if not self.is_sequential:
@@ -74,29 +85,24 @@ class Objective:
         self.entropy_coef = torch.tensor(config.entropy_coef, device=device)
         self._solve = self._fused if backend == "triton" else self._in_torch
 
-    def __call__(self, batch: Batch, indices: Tensor, valid: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: Batch, indices: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """The scalar to descend and, without gradient, ``[len(REPORTED)]``: this rank's share of what is reported.
 
         Args:
             batch: the whole rollout.
             indices: ``[minibatch]`` int64, rows of the batch, as `Batch.rows_of` orders them.
-            valid: ``[minibatch]`` bool, their flags.
             count: scalar, what sums are divided by: valid rows of the minibatch, over all ranks.
         """
-        # a selected-away loss still has a gradient, and 0 times a NaN input is NaN
-        observations = _cleared(batch.observations.index_select(0, indices), valid)
-        return self._solve(batch, observations, indices, valid, count)
+        return self._solve(batch, indices, count)
 
-    def _in_torch(
-        self, batch: Batch, observations: Tensor, indices: Tensor, valid: Tensor, count: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _in_torch(self, batch: Batch, indices: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         config = self._config
-        log_probs, values, advantages, targets = (
+        log_probs, values, advantages, targets, valid = (
             tensor.index_select(0, indices)
-            for tensor in (batch.log_probs, batch.values, batch.advantages, batch.value_targets)
+            for tensor in (batch.log_probs, batch.values, batch.advantages, batch.value_targets, batch.valid)
         )
-        actions = self._policy.head.flat(_cleared(batch.actions.index_select(0, indices), valid))
-        present = self._outputs(batch, observations, indices, valid)
+        actions = self._policy.head.flat(gather_rows(batch.actions, indices, batch.valid, backend="torch"))
+        present = self._outputs(batch, indices, "torch")
         distribution = self._policy.head.distribution(present.policy_outputs, present.log_std)
         surrogate = losses.clipped_surrogate(
             distribution.log_prob(actions), log_probs, advantages, valid, count, self.clip_range
@@ -107,10 +113,8 @@ class Objective:
         report = [surrogate.approx_kl, surrogate.clip_fraction, total, surrogate.loss, value, entropy]
         return total, torch.stack(report).detach()
 
-    def _fused(
-        self, batch: Batch, observations: Tensor, indices: Tensor, valid: Tensor, count: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        config, present = self._config, self._outputs(batch, observations, indices, valid)
+    def _fused(self, batch: Batch, indices: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        config, present = self._config, self._outputs(batch, indices, "triton")
         loss = ppo_loss(
             present.policy_outputs, present.values, self._policy.head.flat(batch.actions), batch.log_probs,
             batch.advantages, batch.value_targets, batch.values, batch.valid,
@@ -120,16 +124,14 @@ class Objective:
         )  # fmt: skip
         return loss.total, loss.report[: len(REPORTED)]
 
-    def _outputs(self, batch: Batch, observations: Tensor, indices: Tensor, valid: Tensor) -> Outputs:
+    def _outputs(self, batch: Batch, indices: Tensor, backend: Backend) -> Outputs:
         """What the present policy says of a minibatch's rows."""
+        # a selected-away loss still has a gradient, and 0 times a NaN input is NaN
+        observations = gather_rows(batch.observations, indices, batch.valid, backend=backend)
         if not batch.is_sequential:
             return self._policy.outputs(observations)
         envs = len(indices) * len(batch.core_state) // len(batch.valid)
         state = batch.core_state.index_select(0, indices[:envs])  # in row 0 an env's row is its number
-        window = self._policy.outputs(observations.view(-1, envs, *observations.shape[1:]), state, valid.view(-1, envs))
+        valid = batch.valid.index_select(0, indices).view(-1, envs)
+        window = self._policy.outputs(observations.view(-1, envs, *observations.shape[1:]), state, valid)
         return window._replace(policy_outputs=window.policy_outputs.flatten(0, 1), values=window.values.flatten(0, 1))
-
-
-def _cleared(rows: Tensor, valid: Tensor) -> Tensor:
-    """Zero what a network or a distribution reads of filler rows, in place."""
-    return rows.masked_fill_(~valid.view(-1, *(1,) * (rows.dim() - 1)), 0)
