@@ -71,6 +71,13 @@ def twin_launches(hidden_sizes: list[int]) -> list[Launch]:
     return launches + triton_twin_launch.backward_launches((first, second), inputs, layers, memory, "elu", format)[1]
 
 
+def gather_launches() -> list[Launch]:
+    """A minibatch's observations: numbers, and frames."""
+    indices, valid = empty(ROWS, dtype=torch.int64), empty(2 * ROWS, dtype=torch.bool)
+    sources = (empty(2 * ROWS, 60), empty(2 * ROWS, 4, 84, 84, dtype=torch.uint8))
+    return [triton_gather.launch(source, indices, valid)[1] for source in sources]
+
+
 def step_launches() -> list[Launch]:
     """The optimizer's step over 100000 parameters, with every branch of its guard."""
     report, scalar, state, vector = empty(6), empty(), empty(COUNTS + 7), empty(100_000)
@@ -86,10 +93,7 @@ def cases(hidden_sizes: list[int]) -> Iterator[tuple[str, list[Launch]]]:
     for distribution, actions, is_gathered in LOSSES:
         name = f"{distribution} {actions}{' gathered' if is_gathered else ''}"
         yield name, loss_launches(distribution, actions, is_gathered)
-    yield "gather", [
-        triton_gather.launch(source, empty(ROWS, dtype=torch.int64), empty(len(source), dtype=torch.bool))[1]
-        for source in (empty(2 * ROWS, 60), empty(2 * ROWS, 4, 84, 84, dtype=torch.uint8))
-    ]
+    yield "gather", gather_launches()
     yield "optimizer step", step_launches()
     yield f"twin {'-'.join(map(str, hidden_sizes))}", twin_launches(hidden_sizes)
 
