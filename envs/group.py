@@ -15,7 +15,7 @@ class EnvGroup(VecEnv):
     """Members of one kind whose columns are joined; a member's own pools are stepped as one.
 
     Members share nothing, so that each may also be used alone, from its own thread and on its own CUDA stream. Their
-    states are not joined: a resumed run re-seeds them.
+    states are not joined: each member is asked for its own.
 
     Args:
         members: at least one, of the same id, engine, device and spaces.

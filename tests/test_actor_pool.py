@@ -134,6 +134,23 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on_from_there(tmp_path: Path
     assert after[-1]["update"] >= len(before) + 2
 
 
+@pytest.mark.parametrize("lag", [0, 2, 4])
+def test_a_forced_lag_goes_on_through_a_resume_bit_for_bit(tmp_path: Path, lag: int):
+    settings = ("env.engine=torch", f"impala.force_lag={lag}", "normalize.observations=true")
+    assert run_until(6, impala_config(*settings, "out=straight"), tmp_path) == 143
+    assert run_until(3, impala_config(*settings, "out=broken"), tmp_path) == 143
+    run = RunFolder.existing(tmp_path / "broken")
+    torch.manual_seed(12345)  # whatever happened in between
+    assert run_until(6, compose_for_resume(run.config.read_text(), []), tmp_path, run) == 143
+    straight, broken = (
+        checkpoint.load_newest(tmp_path / name / "checkpoints", print) for name in ("straight", "broken")
+    )
+    changing = {"config", "counters", "rng"}  # the folder's name, seconds, and what seeded the actors
+    assert differences(*({k: v for k, v in state.items() if k not in changing} for state in (straight, broken))) == []
+    lags = [[row["lag/max"] for row in rows(tmp_path / name)] for name in ("straight", "broken")]
+    assert lags[0] == lags[1] == [min(update, lag) for update in range(6)]
+
+
 def test_switching_threads_often_changes_no_count():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)

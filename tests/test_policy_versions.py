@@ -56,6 +56,18 @@ def test_an_older_version_that_is_kept_can_be_asked_for(lag: int):
     assert actor.values() == {20.0 - lag}
 
 
+def test_recalled_versions_are_numbered_from_below():
+    stopped, learner = publish_up_to(20, depth=5)
+    resumed = PolicyVersions(Gate(), tensors_of(learner), depth=5)
+    resumed.recall(stopped.history())
+    learner.fill(21)
+    resumed.publish()
+    for version, value in ((-3, 18), (-1, 20), (0, 21), (-7, 18)):
+        actor = Module()
+        assert resumed.read(tensors_of(actor), version, exactly=True) == max(version, -3)
+        assert actor.values() == {float(value)}
+
+
 def test_who_asks_for_a_version_that_is_not_there_yet_waits_for_it():
     versions, learner = publish_up_to(2, depth=2)
     actor, read = Module(), []

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from envs.group import EnvGroup
 from trainer.actors import WAIT, Actor, VersionRule, WindowNote
@@ -64,6 +63,7 @@ class ActorPool:
         self._lags: list[int] = []  #: of the windows in the newest batch
         self._lag_counts: Counter[int] = Counter()
         self._dropped = 0
+        self._is_seeded = False
         if parts.device.type == "cuda":
             torch.cuda.synchronize(parts.device)  # other streams shall find what this one has built
 
@@ -74,7 +74,7 @@ class ActorPool:
             Exception: what an actor raised, with the traceback of its thread.
         """
         try:
-            if self._versions.newest < 0:
+            if not self._is_seeded:
                 self._seed()
             with self._clock.phase("transfer"):
                 self._versions.publish()
@@ -107,6 +107,7 @@ class ActorPool:
         """Draw the actors' seeds from the run's own generator: a resumed run goes on with other numbers."""
         for actor, seed in zip(self._actors, torch.randint(2**62, (len(self._actors),)).tolist(), strict=True):
             actor.generator.manual_seed(seed)
+        self._is_seeded = True
 
     def _collect_here(self) -> None:
         """Let the actors whose turn it is collect in this thread."""
@@ -154,21 +155,34 @@ class ActorPool:
         }
 
     def restart(self) -> None:
-        """Start every env anew; only while no thread collects."""
+        """Start every env anew, with other random numbers; only while no thread collects."""
+        self._is_seeded = False
         for actor in self._actors:
             actor.restart()
 
-    def resume_from(self, observations: Tensor, state: dict[str, Tensor]) -> None:
-        """Go on from envs whose state was restored, with the observations ``[num_envs, ...]`` that they returned."""
-        for actor, columns in zip(self._actors, self._pools, strict=True):
-            actor.collector.resume_from(
-                observations[columns], {name: tensor[columns] for name, tensor in state.items()}
-            )
+    def state_dict(self) -> dict[str, Any]:
+        """What the next windows depend on beside the policy; nothing while actors go on in threads."""
+        if not self._is_forced:
+            return {}
+        return {
+            "device": self._actors[0].generator.device.type,
+            "versions": self._versions.history(),
+            "actors": [
+                {**actor.collector.state_dict(), "generator": actor.generator.get_state()} for actor in self._actors
+            ],
+        }
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What the actors' next windows depend on beside their envs and the policy."""
-        states = [actor.collector.state_dict() for actor in self._actors]
-        return {name: torch.cat([state[name] for state in states]) for name in states[0]}
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Restore what `state_dict` gave; False if the envs cannot go on where they were, but must start anew."""
+        if not self._is_forced or state.get("device") != self._actors[0].generator.device.type:
+            return False
+        self._versions.recall(state["versions"])
+        self._is_seeded = True
+        for actor, saved in zip(self._actors, state["actors"], strict=True):
+            actor.generator.set_state(saved["generator"].cpu())
+        return all(
+            actor.collector.load_state_dict(saved) for actor, saved in zip(self._actors, state["actors"], strict=True)
+        )
 
     def close(self) -> None:
         """End the threads, each after the window that it collects; calling it twice is fine."""

@@ -40,8 +40,8 @@ class VersionRule:
     exactly: bool = False  #: take that version, though there be a newer one
 
     def oldest(self, number: int) -> int:
-        """The oldest version that may act."""
-        return 0 if self.max_lag is None else max(0, number - self.max_lag)
+        """The oldest version that may act, if there is one so old."""
+        return 0 if self.max_lag is None else number - self.max_lag
 
 
 class _NormalizedTorso(Torso):

@@ -46,13 +46,12 @@ class Source(Protocol):
         """Start every env anew, after the env was re-seeded."""
         ...
 
-    def resume_from(self, observations: Tensor, state: dict[str, Tensor]) -> None:
-        """Go on from an env whose state was restored, with the observations that it returned and what `state_dict` of
-        that time gave."""
+    def state_dict(self) -> dict[str, Any]:
+        """What the next window depends on beside the policy, and the env's own state where it can be had."""
         ...
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What the next window depends on beside the env and the policy."""
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Restore what `state_dict` gave; False if the envs cannot go on where they were, but must start anew."""
         ...
 
     def explain(self, times: dict[str, float]) -> tuple[dict[str, float], dict[str, Any]]:

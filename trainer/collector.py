@@ -102,15 +102,18 @@ class Collector:
         self._ended.zero_()
         self._state.zero_()
 
-    def resume_from(self, observations: Tensor, state: dict[str, Tensor]) -> None:
-        """Go on from an env whose state was restored, with the observations that it returned."""
-        self._observations.copy_(observations)
-        for name, tensor in state.items():
-            self.state_dict()[name].copy_(tensor)
+    def state_dict(self) -> dict[str, Any]:
+        """What the next window depends on beside the policy, and the env's own state where it can be had."""
+        return {"env": self.env.state_dict(), "ended": self._ended, "core_state": self._state}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What the next window depends on beside the env and the policy."""
-        return {"ended": self._ended, "core_state": self._state}
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Restore what `state_dict` gave; False if the envs cannot go on where they were, but must start anew."""
+        if state.get("env") is None:
+            return False
+        self._observations.copy_(self.env.load_state_dict(state["env"]))
+        self._ended.copy_(state["ended"])
+        self._state.copy_(state["core_state"])
+        return True
 
     def explain(self, times: dict[str, float]) -> tuple[dict[str, float], dict[str, Any]]:
         """One thread: every phase is on the critical path."""

@@ -217,8 +217,8 @@ class Impala:
         self._results.copy_(torch.cat([means, torch.stack([self._skipped, self.learning_rate, explained])]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer and learning rate."""
-        return {"optimizer": self.optimizer.state_dict(), "learning_rate": self.learning_rate.clone()}
+        """The optimizer's; the learning rate follows from the progress."""
+        return {"optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave, under this configuration's settings and on this device.

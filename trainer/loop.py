@@ -212,7 +212,6 @@ class Trainer:
                 "skipped_in_a_row": self.skipped_in_a_row,
             },
             "rng": checkpoint.rng_state(self.device),
-            "env": self.env.state_dict(),
             "source": self.source.state_dict(),
             "env_id": self.env.id,
             "config": to_yaml(self.config),
@@ -249,9 +248,7 @@ class Trainer:
         self.episode_statistics = self.episodes.statistics()
         for name, value in state["counters"].items():
             setattr(self, name, value)
-        if state["env"] is not None and distributed.world_size() == 1:
-            self.source.resume_from(self.env.load_state_dict(state["env"]), state.get("source", {}))
-        else:
+        if not self.source.load_state_dict(state["source"]) or distributed.world_size() > 1:
             self.start_envs_anew()
         if distributed.rank() == 0:
             checkpoint.restore_rng_state(state["rng"], self.device)

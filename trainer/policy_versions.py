@@ -32,6 +32,7 @@ class PolicyVersions:
         self._snapshots = [[torch.empty_like(tensor) for tensor in tensors] for _ in range(depth)]
         self._fences = [Fence(tensors[0].device) for _ in range(depth)]
         self.newest = -1  #: the last published version; -1 before the first
+        self._oldest = 0  #: below 0 after `recall`
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -47,18 +48,32 @@ class PolicyVersions:
             self._fences[place].join()
             self.newest += 1
 
+    def history(self) -> list[list[Tensor]]:
+        """The versions that actors may still ask for once the next one is published, the oldest first; only while none
+        is written."""
+        first = max(self._oldest, self.newest + 3 - self._depth)
+        return [self._snapshots[version % self._depth] for version in range(first, self.newest + 1)]
+
+    def recall(self, history: Sequence[Sequence[Tensor]]) -> None:
+        """Number what `history` gave before the run was stopped from below: its last version is -1."""
+        recalled = list(history)[max(0, len(history) + 2 - self._depth) :]
+        self._oldest = -len(recalled)
+        for version, tensors in enumerate(recalled, start=self._oldest):
+            _copy(tensors, self._snapshots[version % self._depth])
+
     @torch.no_grad()
     def read(self, into: Sequence[Tensor], at_least: int, exactly: bool = False) -> int:
         """Copy a version into an actor's own tensors, and return its number.
 
         Args:
             into: tensors as those of the learner.
-            at_least: waits until this version was published.
+            at_least: waits until this version was published; where there is none so old, the oldest.
             exactly: take that version, which must be one of those kept, and not the newest.
 
         Raises:
             Closed: the run is ending.
         """
+        at_least = max(at_least, self._oldest)
         with self._gate.when(lambda: self.newest >= at_least):
             version = at_least if exactly else self.newest
             place = version % self._depth
