@@ -151,18 +151,23 @@ def make_method(config: Config, parts: Parts) -> Method:
     return _METHODS[config.algo](config, parts)
 
 
+def _update_graphs(parts: Parts) -> Graphs:
+    """How an update's steps become graphs: with several ranks they do not."""
+    if not parts.graphs.enabled or distributed.world_size() == 1:
+        return parts.graphs
+    parts.console.notice("cuda_graphs=true: ranks sum gradients inside the minibatch steps, which run eagerly")
+    return replace(parts.graphs, enabled=False)
+
+
 def _ppo(config: Config, parts: Parts) -> Method:
     collector = Collector(
         parts.env, parts.policy, parts.observation_normalizer, parts.value_normalizer, parts.action_map,
         config.rollout_length, parts.graphs, config.compile,
     )  # fmt: skip
-    graphs = parts.graphs
-    if graphs.enabled and distributed.world_size() > 1:
-        parts.console.notice("cuda_graphs=true: ranks sum gradients inside the minibatch steps, which run eagerly")
-        graphs = replace(graphs, enabled=False)
     ppo = PPO(
         parts.policy, parts.value_normalizer, partial(estimate, config=config.credit, backend=parts.backend),
-        config.ppo, graphs, resolve_loss_backend(config, parts.device, parts.policy.head), config.compile,
+        config.ppo, _update_graphs(parts), resolve_loss_backend(config, parts.device, parts.policy.head),
+        config.compile,
     )  # fmt: skip
     return Method(collector, ppo)
 
@@ -176,7 +181,7 @@ def _impala(config: Config, parts: Parts) -> Method:
         config.impala.correction,
     )  # fmt: skip
     impala = Impala(
-        parts.policy, parts.observation_normalizer, normalizer, estimator, config.impala, parts.graphs,
+        parts.policy, parts.observation_normalizer, normalizer, estimator, config.impala, _update_graphs(parts),
         resolve_loss_backend(config, parts.device, parts.policy.head),
     )  # fmt: skip
     return Method(ActorPool(config, parts.env, parts), impala)
