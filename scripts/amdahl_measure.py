@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,9 @@ from scripts.amdahl_cells import Cell, Variant
 from trainer.builder import make_training_env, resolve_device
 from trainer.config import Config
 from trainer.console import QuietConsole
+from trainer.estimator import Estimator
 from trainer.loop import Trainer
-from trainer.probe import compare_credit, estimator_of, synchronize
+from trainer.probe import CreditProbe, compare_credit, estimator_of, synchronize
 from trainer.rollout import Rollout
 from trainer.timing import PHASES
 
@@ -44,18 +45,26 @@ class Run:
 
     variant: Variant
     trainer: Trainer
-    env_state: dict[str, Tensor] | None = None  #: of an env that it shares with the other runs
+    source_state: dict[str, Any] | None = None  #: with that of an env that it shares with the other runs
+    unfinished_ms: float = 0.0  #: for how long the device has work when credit is assigned
     rounds: list[list[Sample]] = field(default_factory=list)
+
+    @property
+    def credit(self) -> Estimator:
+        """The run's own credit call."""
+        return estimator_of(self.trainer.config.credit, self.trainer.backend)
 
     @contextmanager
     def env_as_left(self) -> Iterator[None]:
         """Give an env that is shared the state in which this run left it, and keep the one that it is left in."""
         env = self.trainer.env
         env.clock = self.trainer.clock
-        if self.env_state is not None:
-            self.trainer.source.resume_from(env.load_state_dict(self.env_state), {})
+        if self.source_state is None:
+            yield
+            return
+        self.trainer.source.load_state_dict(self.source_state)
         yield
-        self.env_state = env.state_dict()
+        self.source_state = self.trainer.source.state_dict()
 
     def update(self) -> Sample:
         """One whole update, its logging included."""
@@ -76,6 +85,15 @@ class Run:
         with self.env_as_left():
             return [self.update() for _ in range(updates)][skipped:]
 
+    def warm_up(self, updates: int) -> None:
+        """Make some updates, and another one that tells where credit stands in it."""
+        self.take_turn(updates, skipped=0, seed=0)
+        probe = self.trainer.probe = CreditProbe(self.credit, self.credit, self.variant.name)
+        self.take_turn(1, skipped=0, seed=0)
+        self.trainer.probe = None
+        if probe.times is not None:
+            self.unfinished_ms = probe.times.unfinished_ms
+
     @property
     def newest(self) -> tuple[Rollout, Tensor]:
         """The rollout and rewards of the last update."""
@@ -93,8 +111,7 @@ class PartTimes(NamedTuple):
 
 def _time_credit(baseline: Run, candidate: Run) -> PartTimes:
     """Both runs' credit calls on the baseline's live tensors."""
-    calls = [estimator_of(run.trainer.config.credit, run.trainer.backend) for run in (baseline, candidate)]
-    times = compare_credit(calls[0], calls[1], *baseline.newest)
+    times = compare_credit(baseline.credit, candidate.credit, *baseline.newest, baseline.unfinished_ms)
     return PartTimes(times.used_ms, times.other_ms)
 
 
@@ -180,7 +197,7 @@ def measure(cell: Cell, shelf: EnvShelf) -> Measured:
     """
     with _runs(cell, shelf) as runs:
         for run in runs.values():
-            run.take_turn(cell.warmup, skipped=0, seed=0)
+            run.warm_up(cell.warmup)
         parts: dict[str, list[dict[str, PartTimes]]] = {baseline.name: [] for baseline in cell.baselines}
         measured = Measured(cell, runs, parts)
         deadline = time.monotonic() + cell.seconds
@@ -223,4 +240,4 @@ def _build(variant: Variant, env: VecEnv) -> Run:
     trainer = Trainer(variant.config, QuietConsole(), env)
     if not variant.has_clock:
         vars(trainer.clock).update(phase=nullcontext, turns=range)  # in place of the methods: no stamp is taken
-    return Run(variant, trainer, env.state_dict())
+    return Run(variant, trainer, None if env.state_dict() is None else trainer.source.state_dict())

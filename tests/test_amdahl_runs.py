@@ -35,7 +35,7 @@ def test_runs_of_a_cell_take_turns_and_learn_the_same_from_the_same_seeds(
     measured = measure(tiny_cell(tmp_path), shelf)
     shelf.close()
     a, b, c = dict.fromkeys(order)
-    assert order == [a, b, c] + 5 * [a, b, c, c, b, a], "one warm-up each, then rounds there and back"
+    assert order == [a, a, b, b, c, c] + 5 * [a, b, c, c, b, a], "a warm-up of two each, then rounds there and back"
     assert measured.rounds == 5
     assert {len(samples) for run in measured.runs.values() for samples in run.rounds} == {2}
     assert losses[a] == pytest.approx(losses[b], rel=1e-4), "loop and scan round differently"

@@ -36,7 +36,7 @@ def random_rollout(
 
 
 def compared(rollout: Rollout, rewards: torch.Tensor, used: CreditConfig, other: CreditConfig) -> CreditTimes:
-    return compare_credit(estimator_of(used, "torch"), estimator_of(other, "torch"), rollout, rewards)
+    return compare_credit(estimator_of(used, "torch"), estimator_of(other, "torch"), rollout, rewards, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_a_result_that_is_finite_in_one_backend_only_differs_without_bound():
         estimate.advantages[3, 1] = math.inf
         return estimate
 
-    assert compare_credit(bad, good, rollout, rewards).difference == math.inf
-    assert compare_credit(good, bad, rollout, rewards).difference == math.inf
+    assert compare_credit(bad, good, rollout, rewards, 0.0).difference == math.inf
+    assert compare_credit(good, bad, rollout, rewards, 0.0).difference == math.inf
 
 
 def test_the_other_backend_is_the_one_that_a_run_could_switch_to():
@@ -122,6 +122,7 @@ def test_a_probed_run_learns_bit_for_bit_the_same_and_logs_every_kth_update(tmp_
         if found:
             assert found["probe/agrees"] == 1.0 and found["probe/difference"] <= TOLERANCE
             assert found["probe/other_backend"] == "torch loop"
+            assert 0 <= found["probe/unfinished_ms"] < 1.0, "a CPU has no work but what its caller waits for"
             speedup = found["probe/used_ms"] / found["probe/other_ms"]
             assert found["probe/speedup"] == pytest.approx(speedup)
             predicted = 1 / (1 - seen["share/credit"] + seen["share/credit"] / speedup)
@@ -155,6 +156,14 @@ def test_what_cannot_be_probed_is_refused_by_its_name(settings: list[str], said:
 def test_triton_and_torch_agree_on_the_device(estimator: str):
     rollout, rewards = random_rollout(63, 129, CUDA)
     config = CreditConfig(estimator=estimator)
-    times = compare_credit(estimator_of(config, "triton"), estimator_of(config, "torch"), rollout, rewards)
+    times = compare_credit(estimator_of(config, "triton"), estimator_of(config, "torch"), rollout, rewards, 0.0)
     assert times.difference <= TOLERANCE
     assert times.used_ms > 0 and times.other_ms > 0
+
+
+@pytest.mark.gpu
+def test_behind_work_of_the_device_a_call_costs_no_launches():
+    rollout, rewards = random_rollout(64, 32, CUDA)
+    loop = estimator_of(CreditConfig(torch_mode="loop"), "torch")
+    idle, behind = (compare_credit(loop, loop, rollout, rewards, ms).used_ms for ms in (0.0, 20.0))
+    assert behind < 0.8 * idle, "the loop's hundreds of launches take the host longer than the device"

@@ -25,7 +25,7 @@ from trainer.config import Config
 from trainer.console import Console
 from trainer.episodes import Ended, EpisodeTracker
 from trainer.normalize import ObservationNormalizer, RewardNormalizer, ValueNormalizer
-from trainer.probe import CreditProbe, phase_shares
+from trainer.probe import CreditProbe, make_probe, phase_shares
 from trainer.rollout import Rollout, first_non_finite_row
 from trainer.schema import to_yaml
 from trainer.timing import make_clock
@@ -90,7 +90,9 @@ class Trainer:
                 self.episodes,
             ),
         )  # fmt: skip
-        self.probe = CreditProbe(config.credit, self.backend, self.device) if config.credit.probe else None
+        self.probe: CreditProbe | None = (
+            make_probe(config.credit, self.backend, self.device) if config.credit.probe else None
+        )
 
     @property
     def progress(self) -> float:

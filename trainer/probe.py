@@ -1,12 +1,15 @@
 """What another credit backend would be worth here: timed on the run's own tensors while it trains (``credit.probe``).
 
 Credit that takes a share p of an update and gets s times faster makes the update ``1 / ((1 - p) + p / s)`` times faster
-(Amdahl 1967). p is what the clock measures; s is measured here, by calling both backends on the same live tensors.
+(Amdahl 1967). p is what the clock measures; s is measured here, by calling both backends on the same live tensors, in
+the place where a run does: with as much work ahead of them as the device has there.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,6 +46,7 @@ class CreditTimes(NamedTuple):
     used_ms: float
     other_ms: float
     difference: float  #: largest difference of their results by the largest magnitude; inf where one is not finite
+    unfinished_ms: float  #: for how long the device had work before each call
 
     @property
     def speedup(self) -> float:
@@ -62,8 +66,10 @@ def other_credit(config: CreditConfig, backend: Backend, device: torch.device) -
     return replace(config, torch_mode="scan" if config.torch_mode == "loop" else "loop"), "torch"
 
 
-def compare_credit(used: Estimator, other: Estimator, rollout: Rollout, rewards: Tensor) -> CreditTimes:
-    """Time two estimators on the same tensors as the loop's clock does, each call on an idle device.
+def compare_credit(
+    used: Estimator, other: Estimator, rollout: Rollout, rewards: Tensor, unfinished_ms: float
+) -> CreditTimes:
+    """Time two estimators on the same tensors by the loop's clock.
 
     Both are called once before, so that compilation and cold caches are left out. Waits for the device.
 
@@ -71,20 +77,48 @@ def compare_credit(used: Estimator, other: Estimator, rollout: Rollout, rewards:
         used, other: what is compared.
         rollout: ``[T, N]``, read only.
         rewards: ``[T, N]``.
+        unfinished_ms: for how long the device has other work before each call. Where that is longer than launching the
+            call, the call costs what the device takes; otherwise it costs at least what the host takes.
     """
+    device = rewards.device
     difference = _difference(used(rollout, rewards), other(rollout, rewards))
-    clock = PhaseClock(rewards.device)
+    clock = PhaseClock(device)
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_REPEATS):
         for found, estimator in zip(times, (used, other), strict=True):
-            synchronize(rewards.device)
+            synchronize(device)
             clock.start()
+            _keep_busy(device, unfinished_ms)
             with clock.phase("credit"):
                 estimator(rollout, rewards)
             clock.lap()
             found.append(clock.read()["credit"])
     used_ms, other_ms = map(statistics.median, times)
-    return CreditTimes(used_ms, other_ms, difference)
+    return CreditTimes(used_ms, other_ms, difference, unfinished_ms)
+
+
+def _wait(device: torch.device) -> float:
+    """Wait for the device; for how many milliseconds it had work left."""
+    start = time.perf_counter()
+    synchronize(device)
+    return (time.perf_counter() - start) * 1e3
+
+
+def _keep_busy(device: torch.device, milliseconds: float) -> None:
+    """Give the device work for so long; a CPU has no work but what its caller waits for."""
+    if device.type == "cuda":
+        torch.cuda._sleep(int(milliseconds * _cycles_per_ms(device)))
+
+
+@functools.cache
+def _cycles_per_ms(device: torch.device) -> float:
+    """How many cycles of `torch.cuda._sleep` take a millisecond."""
+    cycles, borders = 1_000_000, [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    for border in borders:  # the first of two stretches is cold
+        border.record(torch.cuda.current_stream(device))
+        torch.cuda._sleep(cycles)
+    borders[-1].synchronize()
+    return cycles / borders[1].elapsed_time(borders[2])
 
 
 def synchronize(device: torch.device) -> None:
@@ -109,23 +143,29 @@ def _relative_difference(a: Tensor, b: Tensor) -> float:
 
 
 class CreditProbe:
-    """Compares a run's credit with the other backend, every ``interval`` updates.
+    """Compares a run's credit with another estimator, every ``interval`` updates, as either would run in its place:
+    with as much work of the device before it.
 
     Results are compared and thrown away: training is the same with and without it, but for the time that it takes,
     which the clock shows as the phase ``probe``.
+
+    Args:
+        used: the run's own.
+        other: what it could switch to.
+        name: of the other one.
+        interval: updates from one comparison to the next.
     """
 
-    def __init__(self, config: CreditConfig, backend: Backend, device: torch.device):
-        other_config, other_backend = other_credit(config, backend, device)
-        self._used, self._other = estimator_of(config, backend), estimator_of(other_config, other_backend)
-        self.other = other_backend if other_backend == "triton" else f"torch {other_config.torch_mode}"
-        self._interval = config.probe_interval
-        self._times: CreditTimes | None = None
+    def __init__(self, used: Estimator, other: Estimator, name: str, interval: int = 1):
+        self._used, self._other, self._name, self._interval = used, other, name, interval
+        self.times: CreditTimes | None = None  #: of the last update, if it had a turn
 
     def __call__(self, rollout: Rollout, rewards: Tensor, update: int) -> None:
         """Compare, if it is this update's turn; ``update`` counts those done before."""
         is_due = update % self._interval == 0
-        self._times = compare_credit(self._used, self._other, rollout, rewards) if is_due else None
+        self.times = (
+            compare_credit(self._used, self._other, rollout, rewards, _wait(rewards.device)) if is_due else None
+        )
 
     def metrics(self, share: float) -> dict[str, Any]:
         """What to log of this update, nothing if it had no turn.
@@ -133,15 +173,23 @@ class CreditProbe:
         Args:
             share: p, of credit in this update without the probe's own time.
         """
-        if self._times is None:
+        times = self.times
+        if times is None:
             return {}
-        times = self._times
         return {
-            "probe/other_backend": self.other,
+            "probe/other_backend": self._name,
             "probe/used_ms": times.used_ms,
             "probe/other_ms": times.other_ms,
+            "probe/unfinished_ms": times.unfinished_ms,
             "probe/speedup": times.speedup,
             "probe/predicted_speedup": amdahl(share, times.speedup),
             "probe/difference": times.difference,
             "probe/agrees": float(times.difference <= TOLERANCE),
         }
+
+
+def make_probe(config: CreditConfig, backend: Backend, device: torch.device) -> CreditProbe:
+    """The probe of a run with these settings."""
+    other, other_backend = other_credit(config, backend, device)
+    name = other_backend if other_backend == "triton" else f"torch {other.torch_mode}"
+    return CreditProbe(estimator_of(config, backend), estimator_of(other, other_backend), name, config.probe_interval)
