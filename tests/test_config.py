@@ -81,7 +81,7 @@ REFUSED = {
     "n_steps=8": "n_steps: there is no such key; did you mean rollout_length?",
     "total_timesteps=8": "total_timesteps: there is no such key; did you mean total_steps?",
     "polcy=mlp": "polcy: there is no such key; did you mean policy?",
-    "+foo=1": "foo: there is no such key; `python scripts/train.py --cfg job` prints them all",
+    "+foo=1": "foo: there is no such key; docs/config.md lists them all",
     "env.frame_skip=4": "env.frame_skip: there is no such key; env has id, engine, module,",
     "--num_envs=8": "--num_envs=8: an override is key=value, without dashes: num_envs=8",
     "ppo.learning_rate=abc": "ppo.learning_rate=abc is not a number, such as ppo.learning_rate=0.0003",

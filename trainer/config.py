@@ -40,8 +40,8 @@ class PolicyConfig:
     hidden_sizes: list[int] = field(default_factory=lambda: [256, 128, 64])  #: of each head
     activation: str = "elu"  #: of the heads: elu | relu | tanh
     init_log_std: float = 0.0  #: continuous actions: the state-independent log standard deviation at the start
-    min_log_std: float = -5.0
-    max_log_std: float = 2.0
+    min_log_std: float = -5.0  #: continuous actions: it is kept above this
+    max_log_std: float = 2.0  #: and below this
     torso: str = "mlp"  #: mlp (vectors go straight to core and heads) | nature_cnn | impala_resnet (uint8 frames)
     core: str = "none"  #: none | lstm | gru: memory between torso and heads, forgotten where an episode ended
     core_size: int = 256  #: width of the core
@@ -54,41 +54,41 @@ class CreditConfig:
 
     estimator: str = "gae"  #: gae | vtrace | td_lambda | discounted; for impala vtrace | retrace
     backend: str = "auto"  #: auto (triton on CUDA, else torch) | triton | torch
-    torch_mode: str = "auto"  #: auto | loop | scan | compiled
+    torch_mode: str = "auto"  #: of backend torch: auto (compiled on CUDA, else scan) | loop | scan | compiled
     probe: bool = False  #: time the other backend on the same tensors and log what it would be worth; results not used
     probe_interval: int = 10  #: updates between two probes
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    td_lambda: float = 0.95
-    vtrace_lambda: float = 1.0
-    retrace_lambda: float = 1.0
-    rho_bar: float = 1.0
-    c_bar: float = 1.0
-    pg_rho_bar: float = 1.0
+    gamma: float = 0.99  #: discount per step
+    gae_lambda: float = 0.95  #: gae: weight of longer returns
+    td_lambda: float = 0.95  #: td_lambda: weight of longer returns
+    vtrace_lambda: float = 1.0  #: vtrace: factor of the trace
+    retrace_lambda: float = 1.0  #: retrace: factor of the trace
+    rho_bar: float = 1.0  #: vtrace: bound of the ratio that weighs a step's own error
+    c_bar: float = 1.0  #: vtrace, retrace: bound of the ratio in the trace
+    pg_rho_bar: float = 1.0  #: vtrace: bound of the ratio that weighs the policy gradient
 
 
 @dataclass
 class PPOConfig:
     """Proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347)."""
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 3e-4  #: of Adam, at the start
     lr_schedule: str = "adaptive"  #: constant | linear (to 0 at total_steps) | adaptive (by KL, per minibatch)
     desired_kl: float = 0.008  #: adaptive: lr / 1.5 above twice this KL, lr * 1.5 below half of it
-    min_learning_rate: float = 1e-5
-    max_learning_rate: float = 1e-2
-    update_epochs: int = 4
-    num_minibatches: int = 2
-    clip_range: float = 0.2
+    min_learning_rate: float = 1e-5  #: adaptive: never below
+    max_learning_rate: float = 1e-2  #: adaptive: never above
+    update_epochs: int = 4  #: passes over a rollout
+    num_minibatches: int = 2  #: per pass, one optimizer step each; a minibatch is the rollout's rows by this number
+    clip_range: float = 0.2  #: the ratio's gain ends at 1 - this and 1 + this
     clip_schedule: str = "constant"  #: constant | linear (to 0 at total_steps)
     value_clip_range: float | None = 0.2  #: null leaves the value loss unclipped
     value_coef: float = 2.0  #: times 0.5 * (value - target)^2
-    entropy_coef: float = 0.0
+    entropy_coef: float = 0.0  #: times the mean entropy, which is added to what is maximized
     entropy_schedule: str = "constant"  #: constant | linear (to 0 at total_steps)
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  #: longer gradients are scaled down to this
     target_kl: float | None = None  #: no further optimizer step in this update once a minibatch's KL exceeds it
     normalize_advantages: bool = True  #: over all valid rows of the rollout, population standard deviation
     recompute_advantages: str = "rollout"  #: credit is assigned once per rollout | anew before every epoch | minibatch
-    adam_eps: float = 1e-5
+    adam_eps: float = 1e-5  #: beside the root
     max_skipped_updates: int = 10  #: the run fails after so many updates in a row that were not finite
 
 
@@ -97,18 +97,18 @@ class ImpalaConfig:
     """One actor per ``env.pools`` and an off-policy learner (Espeholt et al. 2018, arXiv 1802.01561)."""
 
     optimizer: str = "rmsprop"  #: rmsprop (as in the paper) | adam
-    learning_rate: float = 6e-4
+    learning_rate: float = 6e-4  #: at the start
     lr_schedule: str = "linear"  #: constant | linear (to 0 at total_steps)
-    rmsprop_decay: float = 0.99
+    rmsprop_decay: float = 0.99  #: of the running mean of squared gradients
     rmsprop_eps: float = 0.01  #: under the root
-    adam_eps: float = 1e-5
+    adam_eps: float = 1e-5  #: beside the root
     rollouts_per_update: int = 0  #: actors whose rollouts make one batch, side by side; 0 all of them
     num_minibatches: int = 1  #: of a batch's envs, each with its whole window; one optimizer step each
     update_epochs: int = 1  #: passes over a batch; those after the first are clipped as in APPO
     clip_range: float = 0.2  #: of the ratio to the first pass
     value_coef: float = 0.5  #: times 0.5 * (value - target)^2
-    entropy_coef: float = 0.01
-    max_grad_norm: float = 40.0
+    entropy_coef: float = 0.01  #: times the mean entropy, which is added to what is maximized
+    max_grad_norm: float = 40.0  #: longer gradients are scaled down to this
     normalize_advantages: bool = False  #: over the valid rows of a minibatch, population standard deviation
     queue_size: int = 0  #: batches in memory: being filled, full, or read; 0: two for each group that fills them
     max_lag: int | None = None  #: updates between the policy that acted and the one that learns; null: as it comes
@@ -129,8 +129,8 @@ class LossConfig:
 class NormalizeConfig:
     """Running normalizers; their statistics are frozen while a rollout is collected."""
 
-    observations: bool = True
-    observation_clip: float = 10.0
+    observations: bool = True  #: subtract the running mean, divide by the running std
+    observation_clip: float = 10.0  #: what comes out is clipped to [-c, c]
     reward_clip: float | None = None  #: learn from rewards clipped to [-c, c]; returns are logged as the env gave them
     rewards: bool = False  #: divide rewards by the running std of the discounted return
     values: bool = True  #: learn values in units of the running std of their targets (PopArt)
@@ -165,23 +165,23 @@ class LoggingConfig:
 class WandbConfig:
     """Weights & Biases; absent or failing, it never stops a run."""
 
-    mode: str = "offline"  #: offline | online | disabled
-    project: str = "rollscan"
-    group: str | None = None
-    name: str | None = None
-    tags: list[str] = field(default_factory=list)
+    mode: str = "offline"  #: offline (`wandb sync` uploads it later) | online | disabled
+    project: str = "rollscan"  #: where the run is listed
+    group: str | None = None  #: runs that belong together
+    name: str | None = None  #: the run's; null takes the run folder's
+    tags: list[str] = field(default_factory=list)  #: beside those that say algorithm, env, engine and backend
 
 
 @dataclass
 class Config:
     """One training run."""
 
-    algo: str = "ppo"
+    algo: str = "ppo"  #: ppo | impala
     num_envs: int = 4096  #: per rank
-    rollout_length: int = 16
+    rollout_length: int = 16  #: steps of each env per rollout
     total_steps: int = 10_000_000  #: valid env steps over all ranks; filler rows do not count
-    seed: int = 1
-    device: str = "auto"  #: auto | cpu | cuda | cuda:N
+    seed: int = 1  #: of parameters, envs, actions and minibatches
+    device: str = "auto"  #: auto (cuda where there is one) | cpu | cuda | cuda:N
     resume: str | None = None  #: a run folder to continue in place
     out: str | None = None  #: the run folder; default runs/<date>/<time>-<algo>-<env>-<seed>
     autocast: str = "none"  #: none | bfloat16: the networks' matrix products; losses and sums stay float32

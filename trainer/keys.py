@@ -175,7 +175,7 @@ def unknown_key(key: str, known: Sequence[str] = (*KEYS, *_SECTIONS)) -> str:
     elif section in _SECTIONS and section in known:
         hint = _section(section)
     else:
-        hint = "`python scripts/train.py --cfg job` prints them all"
+        hint = "docs/config.md lists them all"
     return f"{key}: there is no such key; {hint}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import envs
 from envs.actions import MODES
 from trainer.config import Config, ConfigError
-from trainer.keys import get, meant
+from trainer.keys import KEYS, get, meant
 from trainer.networks import ACTIVATIONS, PIXEL_TORSOS
 from trainer.recurrent import CORES
 
@@ -121,14 +121,30 @@ def _check_range(config: Config, key: str, low: float, high: float, low_allowed:
         raise ConfigError(f"{key}={value} must be finite, {relation} {low}{limit}")
 
 
+def allowed(key: str) -> str:
+    """What the value of a key may be, in a few words: its choices, or its type and range."""
+    choices = _choices().get(key)
+    if choices:
+        return ", ".join(choices)
+    kind, _, optional = KEYS[key].type.partition(" | ")
+    low, high, low_allowed = _RANGES.get(key, (-math.inf, math.inf, True))
+    if low > -math.inf:
+        kind += f" {'from' if low_allowed else 'above'} {low}" + ("" if math.isinf(high) else f" to {high}")
+    return f"{kind}, or null" if optional else kind
+
+
+def _choices() -> dict[str, Sequence[str]]:
+    """The values that a key may have; engines may be one's own."""
+    return {**_CHOICES, "env.engine": tuple(envs.ENGINES), "env.action_map": MODES}
+
+
 def validate(config: Config) -> None:
     """Refuse what cannot run.
 
     Raises:
         ConfigError: one line that names the key, its value and what would be right.
     """
-    choices_now = {**_CHOICES, "env.engine": tuple(envs.ENGINES), "env.action_map": MODES}  # engines may be one's own
-    for key, choices in choices_now.items():
+    for key, choices in _choices().items():
         _check_choice(config, key, choices)
     for key, (low, high, low_allowed) in _RANGES.items():
         _check_range(config, key, low, high, low_allowed)
