@@ -189,12 +189,9 @@ class TorchVecEnv(VecEnv):
 
     def _compiled(self, step: StepFunction) -> StepFunction:
         """Compile now, on throw-away columns, so that the first real step may already be captured."""
-        from torch._inductor import config as inductor  # a second, which an eager step does not need
-
         compiled = torch.compile(step, dynamic=False, fullgraph=True)
-        in_this_process = inductor.patch(compile_threads=1)  # a pool of workers would cost more than a few kernels do
         try:
-            with torch.inference_mode(False), torch.no_grad(), in_this_process:
+            with torch.inference_mode(False), torch.no_grad():
                 compiled(copy.deepcopy(self._columns), self._starts, self._actions)
         except torch.OutOfMemoryError:
             raise

@@ -52,10 +52,11 @@ def assign(buffers: State, values: State) -> None:
 
 def step_function(task: Task, max_episode_steps: int) -> StepFunction:
     """Build the step of a task: dynamics, flags, observation, and the reset of the envs whose episode had ended."""
+    bounds = _index_bounds(task.action_space)  # here: NumPy in a compiled step is work for the host, and C++ to compile
 
     def step(columns: Columns, starts: Starts, actions: Tensor) -> StepResult:
         valid = ~columns.done
-        usable, actions = _usable(actions, task.action_space)
+        usable, actions = _usable(actions, bounds)
         moved, rewards, terminated = task.step(columns.state, actions)
         for outcome in (*moved, rewards):
             usable = usable & outcome.isfinite()
@@ -83,12 +84,16 @@ def step_function(task: Task, max_episode_steps: int) -> StepFunction:
     return types.FunctionType(step.__code__.replace(), step.__globals__, step.__name__, None, step.__closure__)
 
 
-def _usable(actions: Tensor, space: spaces.Space) -> tuple[Tensor, Tensor]:
-    """``[N]`` flags of the actions that are finite and in the space, and actions that a task can index with."""
+def _index_bounds(space: spaces.Space) -> list[tuple[int, int]] | None:
+    """First and last index of each component of a discrete action; None where actions are continuous."""
     indices = index_range(space)
-    if indices is None:
+    return None if indices is None else list(zip(*(bound.ravel().tolist() for bound in indices), strict=True))
+
+
+def _usable(actions: Tensor, bounds: list[tuple[int, int]] | None) -> tuple[Tensor, Tensor]:
+    """``[N]`` flags of the actions that are finite and in the space, and actions that a task can index with."""
+    if bounds is None:
         return actions.flatten(1).isfinite().all(dim=1), actions
-    bounds = zip(*(bound.ravel().tolist() for bound in indices), strict=True)
     components = actions.view(len(actions), -1).unbind(1)
     legal = torch.stack([c.clamp(first, last) for c, (first, last) in zip(components, bounds, strict=True)], dim=1)
     legal = legal.view(actions.shape)

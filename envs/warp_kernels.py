@@ -62,9 +62,8 @@ class Worlds:
     rewards: wp.array[float]
     terminated: wp.array[bool]
     truncated: wp.array[bool]
-    faults: wp.array[
-        wp.int64
-    ]  # broken worlds, steps that may have dropped contacts, or constraints; first broken world
+    # broken worlds, steps that may have dropped contacts, or constraints; first broken world
+    faults: wp.array[wp.int64]
 
 
 @wp.struct

@@ -30,6 +30,21 @@ def test_many_compiled_envs_live_in_one_process_without_recompiling(monkeypatch:
             assert env.step(torch.zeros(env.num_envs, dtype=torch.int64)).valid.all()
 
 
+@pytest.mark.parametrize("id", TASKS)
+def test_a_compiled_step_leaves_nothing_for_the_host(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def backend(graph, inputs):
+        called.extend(str(node.target) for node in graph.graph.nodes)
+        assert all(isinstance(each, torch.Tensor) and each.ndim for each in inputs)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    make(id, 5, compile=True)
+    assert called
+    assert "item" not in called
+
+
 def test_without_a_compiler_a_warning_says_so_and_the_env_steps_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments, **options):
         raise RuntimeError("no working compiler was found\ndetails")
