@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -11,8 +13,17 @@ from omegaconf import OmegaConf
 import envs
 from scripts.overrides import check_overrides
 from trainer.config import Config, ConfigError
-from trainer.keys import _KINDS, KEYS
-from trainer.schema import CONFIG_FOLDER, compose_config, compose_for_resume, from_yaml, to_dict, to_yaml
+from trainer.keys import _KINDS, KEYS, check_override
+from trainer.schema import (
+    CONFIG_FOLDER,
+    compose_config,
+    compose_for_resume,
+    from_yaml,
+    is_group,
+    parse_overrides,
+    to_dict,
+    to_yaml,
+)
 from trainer.validation import validate
 
 PRESETS = [
@@ -179,6 +190,29 @@ def test_a_key_that_one_job_of_a_sweep_reads_is_taken():
 def test_what_a_preset_sets_for_another_algorithm_is_no_override():
     config = compose_config(["algo=impala", "env=CartPole", "impala.update_epochs=3"])
     assert (config.ppo.update_epochs, config.impala.update_epochs) == (8, 3)
+
+
+def documented_commands() -> list[tuple[str, list[str]]]:
+    """(page, arguments) of every training command that README and docs show without placeholders."""
+    root = CONFIG_FOLDER.parent
+    found = []
+    for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        for command in re.findall(r"scripts/train\.py ([^`#\n|()]*)", page.read_text()):
+            if not re.search(r"<|\.\.\.", command):
+                found.append((page.name, shlex.split(command)))
+    return found
+
+
+def test_the_training_commands_in_the_documentation_have_keys_and_presets_that_are_there():
+    commands = documented_commands()
+    assert len(commands) > 30
+    for page, arguments in commands:
+        for override in parse_overrides([argument for argument in arguments if "=" in argument]):
+            key, value = override.key_or_group, override.value()
+            if is_group(key):
+                assert (CONFIG_FOLDER / key / f"{value}.yaml").is_file(), (page, override.input_line)
+            elif not override.is_sweep_override():
+                check_override(key, value)
 
 
 def test_more_pools_than_envs_are_refused():
