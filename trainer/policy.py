@@ -77,9 +77,10 @@ class ActorCritic(nn.Module):
         self._observation_rank = len(observation_space.shape or ())
         features = self.torso.features
         self.core = CORES[config.core](features, config.core_size) if config.core != "none" else None
-        inputs, widths, activation = self.core.size if self.core else features, config.hidden_sizes, config.activation
-        self.actor = mlp(inputs, widths, self.head.outputs, activation, output_gain=0.01)
-        self.critic = mlp(inputs, widths, 1, activation, output_gain=1.0)
+        inputs, widths = self.core.size if self.core else features, config.hidden_sizes
+        self.activation = config.activation  #: of both networks' hidden layers
+        self.actor = mlp(inputs, widths, self.head.outputs, self.activation, output_gain=0.01)
+        self.critic = mlp(inputs, widths, 1, self.activation, output_gain=1.0)
 
     @property
     def value_head(self) -> nn.Linear:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
-import gymnasium
 import torch
 from torch import Tensor, nn
 
 from kernels import twin_mlp
-from kernels.twin_mlp import Activation, Linear, Precision
+from kernels.twin_mlp import Activation, Linear
 from trainer.config import PolicyConfig
 from trainer.policy import ActorCritic, Outputs
 
@@ -24,23 +23,13 @@ class TwinActorCritic(ActorCritic):
     all.
     """
 
-    def __init__(
-        self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-        config: PolicyConfig,
-        autocast_dtype: torch.dtype | None = None,
-    ):
-        super().__init__(observation_space, action_space, config, autocast_dtype)
-        self._activation: Activation = cast(Activation, config.activation)
-        self._precision: Precision = "float32" if autocast_dtype is None else "bfloat16"
-
     def outputs(self, observations: Tensor, state: Tensor | None = None, valid: Tensor | None = None) -> Outputs:
         """Actor and critic over the same observations."""
         features, _ = self._features(observations, state, valid)
         twin = twin_mlp(
-            features.flatten(0, -2), _linears(self.actor), _linears(self.critic), activation=self._activation,
-            precision=self._precision,
+            features.flatten(0, -2), _linears(self.actor), _linears(self.critic),
+            activation=cast(Activation, self.activation),
+            precision="float32" if self._autocast_dtype is None else "bfloat16",
         )  # fmt: skip
         batch = features.shape[:-1]
         return Outputs(twin.first.view(*batch, -1), self._bounded_log_std(), twin.second.view(batch), None)
