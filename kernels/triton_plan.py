@@ -130,7 +130,7 @@ class ScanPlan:
         align = math.gcd(16, *(size for x in given if x.dim() == 3 for size in (*x.stride()[:2], x.shape[2])))
         self.constants = (
             build, finish, reverse, accumulate, wide, is_env_major(rows), tile.runs, tile.envs, tile.length, self.split,
-            tile.chunks, tile.stages, tile.actions, actions, align, operation.advantages,
+            tile.chunks, tile.stages, tile.actions, tile.group, actions, align, operation.advantages,
         )  # fmt: skip
         self.unused = (1.0,) * (MAX_COEFFICIENTS - len(operation.coefficients))
         self.workspaces = Workspaces(self.programs, envs, tiles, self.dtype, self.device)

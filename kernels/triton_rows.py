@@ -62,17 +62,20 @@ def load_run(x, stride, tile, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
 
 
 @triton.jit
-def store_run(x, stride, tile, run, L: tl.constexpr, ENV_MAJOR: tl.constexpr):
-    """Write the ``L`` rows of every run, in the dtype of ``x``."""
+def store_run(x, stride, tile, run, L: tl.constexpr, ENV_MAJOR: tl.constexpr, CACHE: tl.constexpr):
+    """Write the ``L`` rows of every run, in the dtype of ``x``; ``CACHE`` ".cs" keeps what was read in the caches."""
     t0, n, T, N = tile
     if ENV_MAJOR:
         t = t0[:, :, None] + tl.arange(0, L)[None, None, :]
         wide = join_run(run, L).to(x.dtype.element_ty)
-        tl.store(x + t * stride[0] + n[:, :, None] * stride[1], wide, mask=(t < T) & (n < N)[:, :, None])
+        tl.store(
+            x + t * stride[0] + n[:, :, None] * stride[1], wide, (t < T) & (n < N)[:, :, None], cache_modifier=CACHE
+        )
     else:
         for step in tl.static_range(L):
             t = t0 + step
-            tl.store(x + t * stride[0] + n * stride[1], run[step].to(x.dtype.element_ty), mask=(t < T) & (n < N))
+            row = run[step].to(x.dtype.element_ty)
+            tl.store(x + t * stride[0] + n * stride[1], row, (t < T) & (n < N), cache_modifier=CACHE)
 
 
 @triton.jit

@@ -19,9 +19,6 @@ import triton.language as tl
 from kernels.triton_moments import add_run, store_moments
 from kernels.triton_rows import store_run
 
-#: Tiles whose maps a program reads at once where time is split; more of them run out of registers.
-GROUP = tl.constexpr(16)
-
 
 @triton.jit
 def compose(a1, b1, a2, b2):
@@ -129,30 +126,41 @@ def publish(words, a, b, launch, tile_index, n, N, tiles):
 
 
 @triton.jit
-def state_before(words, launch, state, tile_index, n, N, tiles, ACC: tl.constexpr):
-    """What enters a tile, ``[1, BN]``: the maps of its group's earlier tiles, as soon as they are there.
+def published(words, launch, index, mask, n, N, tiles, ACC: tl.constexpr):
+    """The maps that the tiles ``index`` publish, as soon as they are there; no change where not ``mask``.
 
-    The last tile of the group before has published its final state as a map that cuts, so no program looks further
-    back. Without one they are applied to ``state``. The GPU starts programs in the order of their index, and earlier
-    tiles have lower ones, so the wait ends.
+    The GPU starts programs in the order of their index, and earlier tiles have lower ones, so the wait ends.
     """
     HALVES: tl.constexpr = ACC.primitive_bitwidth // 32
-    member = tile_index // GROUP * GROUP - 1 + tl.arange(0, GROUP)[:, None]
-    mask = (member >= 0) & (member < tile_index) & (n < N)
-    a = tl.zeros([GROUP, n.shape[1]], ACC)
+    a = tl.zeros(mask.shape, ACC)
     b = a + 1
     missing = tl.full((), 1, tl.int32)
     while missing > 0:
         map_words = ()
         late = mask & (mask == 0)
         for i in tl.static_range(2 * HALVES):
-            word = tl.load(words + (i * tiles + member) * N + n, mask=mask, other=0, volatile=True)
+            word = tl.load(words + (i * tiles + index) * N + n, mask=mask, other=0, volatile=True)
             late = late | (mask & (((word >> 32) & 0xFFFFFFFF) != launch))
             map_words = map_words + (word,)
         a = tl.where(mask, from_words(map_words[:HALVES]), 0)
         b = tl.where(mask, from_words(map_words[HALVES:]), 1)
         missing = tl.sum(tl.sum(late.to(tl.int32), 1), 0)
+    return a, b
+
+
+@triton.jit
+def state_before(words, launch, state, tile_index, n, N, tiles, ACC: tl.constexpr, GROUP: tl.constexpr):
+    """What enters a tile, ``[1, BN]``: the maps of its group's earlier tiles, applied to what enters the group.
+
+    That is the state which the last tile of the group before has published, as a map that cuts, or else ``state``.
+    """
+    first = tile_index // GROUP * GROUP
+    member = first + tl.arange(0, GROUP)[:, None]
+    a, b = published(words, launch, member, (member < tile_index) & (n < N), n, N, tiles, ACC)
     a, b = tl.associative_scan((a, b), 0, compose)
+    closing = first - 1 + tl.zeros_like(n)
+    entering, cut = published(words, launch, closing, (closing >= 0) & (n < N), n, N, tiles, ACC)
+    state, _ = compose(state, 0, entering, cut)
     state, _ = compose(state, 0, last_run(a), last_run(b))
     return state
 
@@ -166,7 +174,7 @@ def chunk_tile(run, i, n, T, N, REVERSE: tl.constexpr, L: tl.constexpr, CHUNKS: 
 @triton.jit
 def finish(
     x, solved, outputs, output_strides, coefficients, moments, stats, RESULTS: tl.constexpr, REVERSE: tl.constexpr,
-    L: tl.constexpr, ENV_MAJOR: tl.constexpr, ADVANTAGES: tl.constexpr,
+    L: tl.constexpr, ENV_MAJOR: tl.constexpr, ADVANTAGES: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
     """Solve the rows of a tile for the state ``x`` that enters each run and write their results; returns the states."""
     tile, alpha, beta, valid, kept = solved
@@ -185,7 +193,7 @@ def finish(
         results = ()
         for step in tl.static_range(L):
             results = results + (tl.where(valid[step], rows[step][o], 0),)
-        store_run(outputs[o], output_strides[o], tile, results, L, ENV_MAJOR)
+        store_run(outputs[o], output_strides[o], tile, results, L, ENV_MAJOR, CACHE)
         if moments is not None and o == ADVANTAGES:
             stats = add_run(stats, results, valid, tile, L)
     return x, stats
@@ -198,13 +206,13 @@ def scan_kernel(
     strides, output_strides, T, N, blocks, tiles,
     ROWS: tl.constexpr, RESULTS: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr,
     ENV_MAJOR: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, L: tl.constexpr, SPLIT: tl.constexpr,
-    CHUNKS: tl.constexpr, STAGES: tl.constexpr, A: tl.constexpr, COUNT: tl.constexpr, ALIGN: tl.constexpr,
-    ADVANTAGES: tl.constexpr,
+    CHUNKS: tl.constexpr, STAGES: tl.constexpr, A: tl.constexpr, GROUP: tl.constexpr, COUNT: tl.constexpr,
+    ALIGN: tl.constexpr, ADVANTAGES: tl.constexpr,
 ):  # fmt: skip
     """Solve ``BN`` envs tile by tile, or, if time is ``SPLIT``, one tile of them; see the module.
 
     ``inputs`` are the operation's, then gamma ``[N]`` or None, for which ``gamma`` stands.
-    ``words`` ``[2 or 4, tiles, N]`` carry the tiles' maps from program to program;
+    ``words`` ``[2 or 4, tiles, N]`` carry the tiles' maps from program to program, ``GROUP`` tiles together;
     ``moments`` is None or (result ``[3]``, the programs' parts, a counter), of the output with index ``ADVANTAGES``.
     """
     block = tl.program_id(0) % blocks
@@ -248,7 +256,7 @@ def scan_kernel(
             closes_group = index % GROUP == GROUP - 1
             if not closes_group:
                 publish(words, a, b, launch, index, n, N, tiles)
-            state = state_before(words, launch, state, index, n, N, tiles, ACC)
+            state = state_before(words, launch, state, index, n, N, tiles, ACC, GROUP)
         x, _ = compose(state, 0, c, d)
         state, _ = compose(state, 0, a, b)
         if SPLIT:
@@ -258,7 +266,7 @@ def scan_kernel(
             solved = (tile, alpha, beta, valid, kept)
             _, stats = finish(
                 x, solved, outputs, output_strides, coefficients, moments, stats, RESULTS, REVERSE, L, ENV_MAJOR,
-                ADVANTAGES,
+                ADVANTAGES, "",
             )  # fmt: skip
         else:
             for i in tl.range(CHUNKS):
@@ -267,7 +275,7 @@ def scan_kernel(
                 solved = (tile, alpha, beta, valid, kept)
                 x, stats = finish(
                     x, solved, outputs, output_strides, coefficients, moments, stats, RESULTS, REVERSE, L, ENV_MAJOR,
-                    ADVANTAGES,
+                    ADVANTAGES, ".cs",
                 )  # fmt: skip
     if moments is not None:
         store_moments(moments, stats, 1024)

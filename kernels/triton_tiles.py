@@ -26,6 +26,7 @@ class Tile(NamedTuple):
     chunks: int = 1  #: L rows at a time of a longer run, read twice, the second time from the cache; 1 holds them
     stages: int = 1  #: tiles in flight where a program walks over several
     actions: int = 1  #: actions read at a time
+    group: int = 16  #: where time is split, tiles that read each other's maps
 
 
 def next_power(x: int) -> int:
