@@ -118,7 +118,7 @@ def _check_range(config: Config, key: str, low: float, high: float, low_allowed:
     if not math.isfinite(value) or value > high or value < low or (value == low and not low_allowed):
         relation = "at least" if low_allowed else "greater than"
         limit = "" if math.isinf(high) else f" and at most {high}"
-        raise ConfigError(f"{key}={value} must be finite, {relation} {low}{limit}")
+        raise ConfigError(f"{key}={value} must be {'' if math.isfinite(value) else 'finite, '}{relation} {low}{limit}")
 
 
 def allowed(key: str) -> str:
