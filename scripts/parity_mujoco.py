@@ -52,19 +52,28 @@ def draw_starts(id: str, states: int, horizon: int = 5, seed: int = 0) -> Starts
     """States that a random policy visits within 40 steps of a reset, and random actions from there."""
     env, rng = _gymnasium(id), np.random.default_rng(seed)
     low, high = env.action_space.low, env.action_space.high
-    qpos, qvel, measure = [], [], []
+    qpos, qvel = [], []
     env.reset(seed=seed)
     for _ in range(states):
         env.reset()
         for _ in range(rng.integers(40)):
             if env.step(rng.uniform(low, high))[2]:
                 env.reset()
-        _begin(env, *(state.astype(np.float32).astype(np.float64) for state in (env.data.qpos, env.data.qvel)))
-        qpos.append(env.data.qpos.copy())
-        qvel.append(env.data.qvel.copy())
-        measure.append(_measure(TASKS[id], env.data))
+        qpos.append(env.data.qpos.astype(np.float32))
+        qvel.append(env.data.qvel.astype(np.float32))
     actions = rng.uniform(low, high, (states, horizon, len(low))).astype(np.float32)
-    return Starts(np.array(qpos), np.array(qvel), np.array(measure), actions)
+    return starts_at(id, np.array(qpos), np.array(qvel), actions)
+
+
+def starts_at(id: str, qpos: NDArray[np.float32], qvel: NDArray[np.float32], actions: NDArray[np.float32]) -> Starts:
+    """The given states, with the task's measure in each as MuJoCo has it."""
+    env, measure = _gymnasium(id), []
+    env.reset(seed=0)
+    states = qpos.astype(np.float64), qvel.astype(np.float64)
+    for state in zip(*states, strict=True):
+        _begin(env, *state)
+        measure.append(_measure(TASKS[id], env.data))
+    return Starts(*states, np.array(measure), actions)
 
 
 def mujoco_rollouts(id: str, starts: Starts, rounding: float = 0.0) -> Rollouts:

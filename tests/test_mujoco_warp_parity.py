@@ -12,11 +12,11 @@ from envs import make
 from envs.warp_tasks import TASKS
 from scripts.parity_mujoco import (
     FLOAT32_ROUNDING,
-    Starts,
     agree,
     departures,
     draw_starts,
     mujoco_rollouts,
+    starts_at,
     warp_rollouts,
 )
 from tests.warp_envs import random_actions, rollout, warp_env
@@ -138,11 +138,12 @@ def test_random_episodes_on_the_gpu_are_as_long_and_as_good_as_envpools(id):
 
 
 @pytest.mark.gpu
-def test_4096_ants_agree_with_mujoco_on_the_gpu():
-    env = warp_env("Ant-v5", num_envs=4096, device="cuda")
+@pytest.mark.parametrize("id", [id for id in NEWEST if id not in CHAOTIC])
+def test_4096_worlds_agree_with_mujoco_on_the_gpu(id):
+    env = warp_env(id, num_envs=4096, device="cuda")
     env.reset()
     rollout(env, 15)  # where a random policy has come to
-    state = {name: tensor.double().cpu().numpy() for name, tensor in env.state_dict().items()}
+    qpos, qvel = (env.state_dict()[name].cpu().numpy() for name in ("qpos", "qvel"))
     actions = torch.stack([random_actions(env, torch.Generator("cuda").manual_seed(t)) for t in range(5)], dim=1)
-    starts = Starts(state["qpos"], state["qvel"], state["qpos"][:, 0], actions.cpu().numpy())
-    assert agree(departures(warp_rollouts(env, starts), mujoco_rollouts("Ant-v5", starts))).mean() >= 0.95
+    starts = starts_at(id, qpos, qvel, actions.cpu().numpy())
+    assert agree(departures(warp_rollouts(env, starts), mujoco_rollouts(id, starts))).mean() >= 0.95
