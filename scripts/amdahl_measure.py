@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,7 +29,8 @@ from trainer.probe import CreditProbe, compare_credit, estimator_of, synchronize
 from trainer.rollout import Rollout
 from trainer.timing import PHASES
 
-MIN_ROUNDS, MAX_ROUNDS = 5, 60
+#: Of each of two builds of a cell's runs.
+MIN_ROUNDS, MAX_ROUNDS = 3, 30
 
 
 class Sample(NamedTuple):
@@ -47,7 +49,6 @@ class Run:
     trainer: Trainer
     source_state: dict[str, Any] | None = None  #: with that of an env that it shares with the other runs
     unfinished_ms: float = 0.0  #: for how long the device has work when credit is assigned
-    rounds: list[list[Sample]] = field(default_factory=list)
 
     @property
     def credit(self) -> Estimator:
@@ -147,18 +148,21 @@ def _alone(run: Run, call: Callable[[], object]) -> float:
 TIMED = {"credit": _time_credit, "update": _time_update, "collect": _time_collect}
 
 
+Rounds = list[list[Sample]]
+
+
 @dataclass(frozen=True)
 class Measured:
     """What came out of one cell."""
 
     cell: Cell
-    runs: dict[str, Run]  #: by variant
-    parts: dict[str, list[dict[str, PartTimes]]]  #: by baseline: timings of every part
+    samples: dict[str, Rounds] = field(default_factory=lambda: defaultdict(list))  #: by variant
+    parts: dict[str, list[dict[str, PartTimes]]] = field(default_factory=lambda: defaultdict(list))  #: by baseline
 
     @property
     def rounds(self) -> int:
-        """Turns that every run took."""
-        return len(self.runs[self.cell.candidate.name].rounds)
+        """Turns that every run took, there and back."""
+        return len(self.samples[self.cell.candidate.name])
 
 
 class EnvShelf:
@@ -190,42 +194,49 @@ class EnvShelf:
 
 
 def measure(cell: Cell, shelf: EnvShelf) -> Measured:
-    """Build a cell's runs, warm them up, and let them take turns until the cell's budget is spent.
+    """Build a cell's runs, warm them up, and let them take turns for half of its budget.
+
+    Then once more, the last one first, as where a run's memory comes to lie may favour it.
 
     Raises:
         ConfigError, EnvError: a run cannot be built.
     """
-    with _runs(cell, shelf) as runs:
-        for run in runs.values():
-            run.warm_up(cell.warmup)
-        parts: dict[str, list[dict[str, PartTimes]]] = {baseline.name: [] for baseline in cell.baselines}
-        measured = Measured(cell, runs, parts)
-        deadline = time.monotonic() + cell.seconds
-        while measured.rounds < MIN_ROUNDS or (measured.rounds < MAX_ROUNDS and time.monotonic() < deadline):
-            _take_turns(measured)
-        return measured
+    measured = Measured(cell)
+    for order in (cell.variants, cell.variants[::-1]):
+        with _runs(order, shelf) as runs:
+            for run in runs.values():
+                run.warm_up(cell.warmup)
+            _take_turns(measured, runs)
+    return measured
 
 
-def _take_turns(measured: Measured) -> None:
-    """One round: every run once there and once back, so that a drift cancels, and then the parts alone."""
+def _take_turns(measured: Measured, runs: dict[str, Run]) -> None:
+    """Rounds until half of the budget is spent."""
+    before, deadline = measured.rounds, time.monotonic() + measured.cell.seconds / 2
+    while (done := measured.rounds - before) < MIN_ROUNDS or (done < MAX_ROUNDS and time.monotonic() < deadline):
+        _make_round(measured, runs)
+
+
+def _make_round(measured: Measured, runs: dict[str, Run]) -> None:
+    """Every run once there and once back, so that a drift cancels, and then the parts alone."""
     cell, number = measured.cell, measured.rounds
-    runs = list(measured.runs.values())
-    for run in runs:
-        run.rounds.append([])
-    for way, order in enumerate((runs, runs[::-1])):
-        for run in order:
-            run.rounds[-1] += run.take_turn(cell.turn, cell.skip, seed=1 + 2 * number + way)
-    candidate = measured.runs[cell.candidate.name]
-    for baseline, found in measured.parts.items():
-        found.append({part: TIMED[part](measured.runs[baseline], candidate) for part in cell.parts})
+    found: dict[str, list[Sample]] = defaultdict(list)
+    for way, order in enumerate((list(runs), list(runs)[::-1])):
+        for name in order:
+            found[name] += runs[name].take_turn(cell.turn, cell.skip, seed=1 + 2 * number + way)
+    for name, samples in found.items():
+        measured.samples[name].append(samples)
+    candidate = runs[cell.candidate.name]
+    for name in (baseline.name for baseline in cell.baselines):
+        measured.parts[name].append({part: TIMED[part](runs[name], candidate) for part in cell.parts})
 
 
 @contextmanager
-def _runs(cell: Cell, shelf: EnvShelf) -> Iterator[dict[str, Run]]:
-    """The cell's runs by their variants' names, whose memory is free again afterwards."""
+def _runs(variants: Sequence[Variant], shelf: EnvShelf) -> Iterator[dict[str, Run]]:
+    """Runs by their variants' names, whose memory is free again afterwards."""
     runs: dict[str, Run] = {}
     try:
-        for index, variant in enumerate(cell.variants):
+        for index, variant in enumerate(variants):
             runs[variant.name] = _build(variant, shelf.take(variant.config, index))
         yield runs
     finally:

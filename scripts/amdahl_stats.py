@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts.amdahl_cells import PARTS, Cell, Labels
-from scripts.amdahl_measure import Measured, PartTimes, Run, Sample
+from scripts.amdahl_measure import Measured, PartTimes, Rounds, Sample
 from trainer.probe import amdahl
 from trainer.timing import PHASES
 
@@ -44,7 +44,7 @@ class Row(Labels):
     total_ms: float = math.nan  #: median time per update, end to end, by the host's clock
     closure: float = math.nan  #: sum of the phases, ``other`` among them, by ``total_ms``
     named: float = math.nan  #: the same without ``other``
-    measured: float = math.nan  #: total_ms by that of the candidate
+    measured: float = math.nan  #: time per update by that of the candidate, median over rounds
     low: float = math.nan  #: of the 95 % interval of ``measured``
     high: float = math.nan
     share: float = math.nan  #: p: of the parts that differ, by this run's phase clock
@@ -52,7 +52,7 @@ class Row(Labels):
     predicted: float = math.nan  #: ``1 / ((1 - p) + p / s)``
     rest: float = math.nan  #: time outside these parts by that of the candidate; 1 if nothing else differs
     clock_share: float = math.nan  #: number of phases times the cost of an empty one, by ``total_ms``
-    clock: float = math.nan  #: total_ms by that of the same run without phase clock
+    clock: float = math.nan  #: time per update by that of the same run without phase clock, median over rounds
     clock_low: float = math.nan
     clock_high: float = math.nan
     env_step_ms: float = math.nan
@@ -92,12 +92,12 @@ class Row(Labels):
 
 def rows_of(measured: Measured) -> list[Row]:
     """A row for each run of a cell but the control."""
-    cell, runs = measured.cell, measured.runs
-    candidate = runs[cell.candidate.name]
-    control = ratio(_walls(candidate), _walls(runs[cell.control.name])) if cell.control else Interval()
-    rows = [_row(cell, runs[name], candidate, parts) for name, parts in measured.parts.items()]
-    own = Row(**_common(cell, candidate), clock=control.value, clock_low=control.low, clock_high=control.high)
-    return [*rows, own]
+    cell, samples = measured.cell, measured.samples
+    candidate = samples[cell.candidate.name]
+    control = ratio(_walls(candidate), _walls(samples[cell.control.name])) if cell.control else Interval()
+    rows = [_row(cell, name, samples[name], candidate, parts) for name, parts in measured.parts.items()]
+    own = _common(cell, cell.candidate.name, candidate)
+    return [*rows, Row(**own, clock=control.value, clock_low=control.low, clock_high=control.high)]
 
 
 def not_measured(cell: Cell, reason: str) -> Row:
@@ -106,66 +106,66 @@ def not_measured(cell: Cell, reason: str) -> Row:
 
 
 def ratio(a: Times, b: Times) -> Interval:
-    """Median of ``a`` by median of ``b``, both ``[R]`` from the same R rounds, with a 95 % interval.
+    """Median over rounds of ``a / b``, both ``[R]`` from the same R rounds, with a 95 % interval.
 
-    The interval is the percentile bootstrap (Efron 1979) over rounds: a round is drawn with both of its times, so that
-    what slows both of them down cancels.
+    What slows both times of a round down cancels in their ratio, which a ratio of medians would not have. The interval
+    is the percentile bootstrap (Efron 1979) over rounds.
     """
+    ratios = a / b
     draws = np.random.default_rng(0).integers(len(a), size=(RESAMPLES, len(a)))
-    ratios = np.median(a[draws], axis=1) / np.median(b[draws], axis=1)
-    low, high = np.quantile(ratios, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
-    return Interval(float(np.median(a) / np.median(b)), float(low), float(high))
+    low, high = np.quantile(np.median(ratios[draws], axis=1), [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
+    return Interval(float(np.median(ratios)), float(low), float(high))
 
 
-def _mean_of(run: Run, figure: Callable[[Sample], float]) -> Times:
+def _mean_of(rounds: Rounds, figure: Callable[[Sample], float]) -> Times:
     """``[R]``: a figure of an update, the mean of each round."""
-    return np.array([statistics.fmean(map(figure, samples)) for samples in run.rounds])
+    return np.array([statistics.fmean(map(figure, samples)) for samples in rounds])
 
 
-def _walls(run: Run) -> Times:
+def _walls(rounds: Rounds) -> Times:
     """``[R]``: milliseconds per update in each round."""
-    return _mean_of(run, lambda sample: sample.wall_ms)
+    return _mean_of(rounds, lambda sample: sample.wall_ms)
 
 
-def _phases(run: Run, *names: str) -> Times:
+def _phases(rounds: Rounds, *names: str) -> Times:
     """``[R]``: milliseconds per update of these phases together."""
-    return _mean_of(run, lambda sample: sum(sample.phases_ms[name] for name in names))
+    return _mean_of(rounds, lambda sample: sum(sample.phases_ms[name] for name in names))
 
 
-def _common(cell: Cell, run: Run) -> dict[str, Any]:
+def _common(cell: Cell, name: str, rounds: Rounds) -> dict[str, Any]:
     """What a row says of its own run."""
-    walls, total = _walls(run), _phases(run, "total")
+    walls, total = _walls(rounds), _phases(rounds, "total")
     return {
         **vars(cell.labels),
-        "variant": run.variant.name,
+        "variant": name,
         "candidate": cell.candidate.name,
         "rounds": len(walls),
         "total_ms": float(np.median(walls)),
         "closure": float(np.median(total / walls)),
-        "named": float(np.median((total - _phases(run, "other")) / walls)),
-        "clock_share": float(np.median(_mean_of(run, lambda sample: sample.clock_ms) / walls)),
-        **{f"{name}_ms": float(np.median(_phases(run, name))) for name in PHASES},
+        "named": float(np.median((total - _phases(rounds, "other")) / walls)),
+        "clock_share": float(np.median(_mean_of(rounds, lambda sample: sample.clock_ms) / walls)),
+        **{f"{phase}_ms": float(np.median(_phases(rounds, phase))) for phase in PHASES},
     }
 
 
-def _row(cell: Cell, baseline: Run, candidate: Run, parts: Sequence[dict[str, PartTimes]]) -> Row:
+def _row(cell: Cell, name: str, baseline: Rounds, candidate: Rounds, parts: Sequence[dict[str, PartTimes]]) -> Row:
     measured = ratio(_walls(baseline), _walls(candidate))
     total = _phases(baseline, "total")
-    shares = {name: float(np.median(_phases(baseline, *PARTS[name]) / total)) for name in cell.parts}
-    speedups = {name: _speedup([timing[name] for timing in parts]) for name in cell.parts}
+    shares = {part: float(np.median(_phases(baseline, *PARTS[part]) / total)) for part in cell.parts}
+    speedups = {part: _speedup([timing[part] for timing in parts]) for part in cell.parts}
     share = sum(shares.values())
-    speedup = share / sum(shares[name] / speedups[name] for name in cell.parts)
-    differing = [phase for name in cell.parts for phase in PARTS[name]]
-    outside = [np.median(_phases(run, "total") - _phases(run, *differing)) for run in (baseline, candidate)]
+    speedup = share / sum(shares[part] / speedups[part] for part in cell.parts)
+    differing = [phase for part in cell.parts for phase in PARTS[part]]
+    outside = [_phases(rounds, "total") - _phases(rounds, *differing) for rounds in (baseline, candidate)]
     return Row(
-        **_common(cell, baseline),
+        **_common(cell, name, baseline),
         measured=measured.value,
         low=measured.low,
         high=measured.high,
         share=share,
         speedup=speedup,
         predicted=amdahl(share, speedup),
-        rest=float(outside[0] / outside[1]),
+        rest=ratio(*outside).value,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from small_runs import small_config
 
 from scripts.amdahl_cells import PARTS, Cell, Variant, expand, parse_preset
-from scripts.amdahl_measure import Measured, PartTimes, Run, Sample
+from scripts.amdahl_measure import EnvShelf, Measured, PartTimes, Sample
 from scripts.amdahl_stats import Row, not_measured, rows_of
 from trainer.timing import PHASES
 
@@ -50,13 +50,21 @@ def made_up(parts: Sequence[str] = ("credit",), rounds: int = 9, noise: float = 
     slow = {phase: ms * (4.0 if phase in differing else 1.0) for phase, ms in phases.items()}
     config = small_config()
     cell = Cell("credit", tuple(parts), (Variant("slow", config),), Variant("fast", config), None, 1.0, 0, 1, 0)
-    runs = {variant.name: Run(variant, trainer=None) for variant in cell.variants}  # type: ignore[arg-type]
+    measured = Measured(cell)
     for factor in np.exp(noise * random.standard_normal(rounds)):
         for name, kind in (("slow", slow), ("fast", phases)):
             scaled = {phase: ms * factor for phase, ms in kind.items()}
             total = sum(scaled.values())
-            runs[name].rounds.append([Sample(total, {**scaled, "total": total}, total / 500)])
-    return Measured(cell, runs, {"slow": [{part: PartTimes(4.0, 1.0) for part in parts}] * 3})
+            measured.samples[name].append([Sample(total, {**scaled, "total": total}, total / 500)])
+    measured.parts["slow"] = [{part: PartTimes(4.0, 1.0) for part in parts}] * 3
+    return measured
+
+
+def measured_at_once(cell: Cell, shelf: EnvShelf) -> Measured:
+    """In place of `measure`: all runs of a cell take 15 ms."""
+    sample = Sample(15.0, {**dict.fromkeys(PHASES, 1.0), "update": 8.0, "total": 15.0}, 0.1)
+    samples = {variant.name: [[sample]] * 3 for variant in cell.variants}
+    return Measured(cell, samples, {run.name: [{"credit": PartTimes(1.0, 1.0)}] for run in cell.baselines})
 
 
 def some_rows() -> list[Row]:

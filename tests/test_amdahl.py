@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from amdahl_cases import TINY, preset_file, tiny_cell
+from amdahl_cases import TINY, measured_at_once, preset_file, tiny_cell
 from html_pages import Page
 
 from scripts import amdahl, amdahl_cells
 from scripts.amdahl_cells import PARTS, Cell, expand, parse_preset, read_preset, shard_of
-from scripts.amdahl_measure import TIMED, EnvShelf, Measured, measure
+from scripts.amdahl_measure import TIMED, EnvShelf, Measured
 from scripts.amdahl_store import read_rows
 from scripts.amdahl_tables import title
 from trainer.config import ConfigError
@@ -103,7 +103,7 @@ def test_an_interrupt_ends_the_measuring_and_not_the_report(
         measured.append(cell)
         if len(measured) == 2:
             raise KeyboardInterrupt
-        return measure(cell, shelf)
+        return measured_at_once(cell, shelf)
 
     monkeypatch.setattr(amdahl, "measure", interrupted_at_the_second)
     assert run_main(monkeypatch, tmp_path, "preset=tiny", "device=cpu", f"out={tmp_path}") == 0
@@ -120,7 +120,7 @@ def test_a_stopped_command_is_resumed_with_the_cells_that_it_did_not_measure(
 
     def counted(cell: Cell, shelf: EnvShelf) -> Measured:
         measured.append(cell.labels.rollout_length)
-        return measure(cell, shelf)
+        return measured_at_once(cell, shelf)
 
     monkeypatch.setattr(amdahl, "measure", counted)
     common = ("preset=tiny", "device=cpu", f"out={tmp_path}")

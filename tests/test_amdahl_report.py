@@ -62,8 +62,8 @@ def test_where_only_the_parts_differ_the_prediction_is_the_measured_ratio(parts:
 
 def test_the_mean_of_a_turn_is_one_round():
     measured = made_up(rounds=3)
-    for run in measured.runs.values():
-        run.rounds[:] = [[run.rounds[0][0], run.rounds[1][0]], [run.rounds[2][0]]]
+    for rounds in measured.samples.values():
+        rounds[0] += rounds.pop(1)
     slow, _ = rows_of(measured)
     assert slow.rounds == 2
     assert slow.measured == pytest.approx(rows_of(made_up())[0].measured)

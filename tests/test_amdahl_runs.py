@@ -20,33 +20,35 @@ from trainer.loop import Trainer
 def test_runs_of_a_cell_take_turns_and_learn_the_same_from_the_same_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    order: list[int] = []
-    losses: dict[int, list[float]] = {}
+    order: list[Trainer] = []
+    losses: dict[Trainer, list[float]] = {}
     original = Trainer.train_one_update
 
     def spied(trainer: Trainer) -> dict[str, Any]:
         metrics = original(trainer)
-        order.append(id(trainer))
-        losses.setdefault(id(trainer), []).append(metrics["loss/total"])
+        order.append(trainer)
+        losses.setdefault(trainer, []).append(metrics["loss/total"])
         return metrics
 
     monkeypatch.setattr(Trainer, "train_one_update", spied)
     shelf = EnvShelf()
     measured = measure(tiny_cell(tmp_path), shelf)
     shelf.close()
-    a, b, c = dict.fromkeys(order)
-    assert order == [a, a, b, b, c, c] + 5 * [a, b, c, c, b, a], "a warm-up of two each, then rounds there and back"
-    assert measured.rounds == 5
-    assert {len(samples) for run in measured.runs.values() for samples in run.rounds} == {2}
+    a, b, c, d, e, f = dict.fromkeys(order)
+    first, second = [a, a, b, b, c, c] + 3 * [a, b, c, c, b, a], [d, d, e, e, f, f] + 3 * [d, e, f, f, e, d]
+    assert order == first + second, "a warm-up of two each, rounds there and back, and then once more in another order"
+    assert [trainer.config.credit.torch_mode for trainer in (a, b, c, d, e, f)] == ["loop", *["scan"] * 4, "loop"]
+    assert measured.rounds == 6
+    assert {len(samples) for rounds in measured.samples.values() for samples in rounds} == {2}
     assert losses[a] == pytest.approx(losses[b], rel=1e-4), "loop and scan round differently"
-    assert losses[b] == losses[c], "the control differs in its clock alone"
+    assert losses[b] == losses[c] and losses[d] == losses[e], "the control differs in its clock alone"
 
 
 def test_a_run_without_clock_has_no_phases_and_one_with_it_accounts_for_its_time(tmp_path: Path):
     shelf = EnvShelf()
     measured = measure(tiny_cell(tmp_path), shelf)
     shelf.close()
-    control = [sample for samples in measured.runs["torch scan, no clock"].rounds for sample in samples]
+    control = [sample for samples in measured.samples["torch scan, no clock"] for sample in samples]
     assert all(sample.phases_ms["other"] == sample.phases_ms["total"] for sample in control)
     for row in rows_of(measured):
         assert 0.95 < row.closure <= 1.0 + 1e-3
@@ -85,13 +87,13 @@ def test_envs_outlive_a_cell_and_those_with_a_state_serve_all_of_its_runs(engine
 
 
 def test_runs_that_share_an_env_each_go_on_with_episodes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    rollouts: dict[int, list[torch.Tensor]] = {}
+    rollouts: dict[Trainer, list[torch.Tensor]] = {}
     original = Trainer.train_one_update
 
     def spied(trainer: Trainer) -> dict[str, Any]:
         metrics = original(trainer)
         assert trainer.newest is not None
-        rollouts.setdefault(id(trainer), []).append(trainer.newest[0].observations.clone())
+        rollouts.setdefault(trainer, []).append(trainer.newest[0].observations.clone())
         return metrics
 
     monkeypatch.setattr(Trainer, "train_one_update", spied)
