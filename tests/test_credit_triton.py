@@ -33,7 +33,7 @@ TILES = {
     "one-run": tiles.Tile(1, 8, 4, 1),
     "side-by-side": tiles.Tile(8, 4, 2, 1),
     "in-turn": tiles.Tile(2, 4, 4, 1, stages=2),
-    "split": tiles.Tile(2, 2, 2, 1, split=True),
+    "split": tiles.Tile(2, 2, 2, 1, split=True, group=2),
     "one-env": tiles.Tile(4, 1, 8, 1),
     "read-twice": tiles.Tile(2, 2, 2, 1, chunks=2),
 }
@@ -75,7 +75,7 @@ def test_every_kind_of_tile_agrees_with_the_reference(operation: str, tile: Any,
 
 
 @on_cpu
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 31, 33, 65])
+@pytest.mark.parametrize("length", [1, 3, 7, 33])
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_splitting_time_changes_no_count(length: int, chunks: int, use: Any) -> None:
     use(TILES["split"]._replace(chunks=chunks))
@@ -88,7 +88,7 @@ def test_splitting_time_changes_no_count(length: int, chunks: int, use: Any) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_numbers_of_launches_may_wrap_around(dtype: torch.dtype, use: Any) -> None:
     use(TILES["split"])
-    inputs, counted = counting_window(33, 3)
+    inputs, counted = counting_window(13, 3)
     inputs = {k: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in inputs.items()}
     run("gae", inputs, **TRITON)
     (entry,) = launch._plans.values()
@@ -99,9 +99,10 @@ def test_the_numbers_of_launches_may_wrap_around(dtype: torch.dtype, use: Any) -
 
 
 @on_cpu
-def test_more_tiles_than_one_group_of_maps_chain_exactly(use: Any) -> None:
-    use(tiles.Tile(1, 2, 1, 1, split=True))
-    inputs, counted = counting_window(37, 2, (4, 20))
+@pytest.mark.parametrize("group", [2, 4, 16])
+def test_more_tiles_than_one_group_of_maps_chain_exactly(group: int, use: Any) -> None:
+    use(tiles.Tile(1, 2, 1, 1, split=True, group=group))
+    inputs, counted = counting_window(19, 2, (4, 17))
     assert torch.equal(run("gae", inputs, **TRITON)[0], counted)
 
 
@@ -215,7 +216,7 @@ def test_a_tensor_resized_in_place_is_refused_like_any_other_of_that_shape() -> 
 @pytest.mark.parametrize("operation", ["gae", "vtrace"])
 def test_the_moments_are_those_of_the_valid_advantages(operation: str, tile: Any, use: Any) -> None:
     use(tile)
-    inputs = random_window(operation, 21, 5, 2)
+    inputs = random_window(operation, 13, 3, 2)
     for _ in range(2):  # the counter of the first launch is back at 0
         results = run(operation, inputs, moments=True, **TRITON)
         advantages = results[0 if operation == "gae" else 1].double()
