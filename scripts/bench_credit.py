@@ -51,6 +51,11 @@ COMPILE_LIMIT_S = 240
 MODES = {"torch-loop": "loop", "torch-scan": "scan", "torch-compiled": "compiled"}
 #: float32 sums of a hundred terms of size 1, and half-precision outputs of that size.
 TOLERANCE = {"float32": 2e-4, "bfloat16": 4e-2, "float16": 5e-3, "float64": 1e-9}
+COLUMNS = (
+    "operation", "envs", "steps", "layout", "dtype", "actions", "truncation", "backend", "bytes", "error", "hot_p20",
+    "hot_p50", "hot_p80", "copy_hot", "ratio_hot", "gb_per_s", "synchronized", "host", "host_out", "cold_p50",
+    "copy_cold", "ratio_cold", "tile", "gpu", "torch", "triton", "python", "commit", "date",
+)  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -211,16 +216,10 @@ def run(parts: list[Section], cold: bool) -> Iterator[list[Row]]:
 
 
 def append(rows: list[Row], path: pathlib.Path) -> None:
-    """Add the rows to the table, which only ever grows."""
-    if not rows:
-        return
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    """Add the rows to the table, which only ever grows; what was not measured stays empty."""
     new = not path.exists()
-    if not new:
-        with path.open(newline="") as file:
-            columns = next(csv.reader(file))
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer = csv.DictWriter(file, COLUMNS)
         if new:
             writer.writeheader()
         writer.writerows(rows)
