@@ -67,22 +67,32 @@ def test_one_pass_descends_the_papers_gradient(script: Script, space: gymnasium.
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_minibatches_are_whole_windows_of_every_env_once(script: Script):
+def kept_arguments(case: LearnerCase, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the objective of every minibatch is asked."""
+    asked, original = [], case.learner._objective
+    monkeypatch.setattr(case.learner, "_objective", lambda *given: asked.append(given) or original(*given))
+    return asked
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_every_row_is_in_one_minibatch_and_with_a_core_whole_windows_are(
+    script: Script, core: str, monkeypatch: pytest.MonkeyPatch
+):
     """With a step size of 0 the minibatches' gradients, weighted by their rows, are that of the whole batch."""
-    whole, parts = LearnerCase(script), LearnerCase(script, num_minibatches=3)
+    whole, parts = LearnerCase(script, core=core), LearnerCase(script, core=core, num_minibatches=3)
+    gradients = []
     for case in (whole, parts):
         case.learner.optimizer = KeptGradients(case.policy, lr=0.0)
-    widths = []
-    original = parts.learner._window
-    parts.learner._window = lambda *args: widths.append(original(*args).valid) or original(*args)
+        gradients.append(case.learner.optimizer.kept)
+    seen = kept_arguments(parts, monkeypatch)
     for case in (whole, parts):
         case.update()
-    rows = torch.tensor([float(valid.sum()) for valid in widths])
-    assert sorted(valid.shape[1] for valid in widths) == [1, 2, 2]
-    assert all(valid.shape[0] == len(script.valid) for valid in widths)
+    rows = torch.tensor([float(window.valid.sum()) for window, *_ in seen])
+    shapes = sorted(tuple(window.valid.shape) for window, *_ in seen)
+    assert shapes == ([(1, 15)] * 3 if core == "none" else [(9, 1), (9, 2), (9, 2)])
     assert rows.sum() == script.valid.sum()
-    for name, gradient in whole.learner.optimizer.kept[0].items():
-        shares = torch.stack([kept[name] * n for kept, n in zip(parts.learner.optimizer.kept, rows, strict=True)])
+    for name, gradient in gradients[0][0].items():
+        shares = torch.stack([kept[name] * n for kept, n in zip(gradients[1], rows, strict=True)])
         torch.testing.assert_close(shares.sum(0) / rows.sum(), gradient, rtol=1e-4, atol=1e-6)
 
 
@@ -144,7 +154,7 @@ def test_the_correction_switch_takes_every_ratio_for_one(script: Script):
         torch.testing.assert_close(tensor, on_policy.parameters()[name], rtol=1e-4, atol=1e-5)
 
 
-def test_further_passes_keep_the_credit_of_the_first_and_clip_around_its_policy(script: Script):
+def test_further_passes_keep_the_credit_and_clip_around_its_policy(script: Script):
     """A large step leaves the ratio's range in every row that pushes outwards: what remains is value and entropy."""
     case = LearnerCase(script, update_epochs=2, clip_range=1e-6, value_coef=0.0, entropy_coef=0.0)
     kept = case.learner.optimizer = KeptGradients(case.policy, lr=1e-2)
@@ -194,13 +204,11 @@ def test_a_critic_in_units_of_its_targets_learns_the_same_credit(script: Script)
     assert float(normalizer.running.count) == 3 * int(script.valid.sum())
 
 
-def test_advantages_are_normalized_when_asked_for(script: Script):
-    case = LearnerCase(script, normalize_advantages=True)
-    learned = []
-    original = case.learner._objective
-    case.learner._objective = lambda *args: learned.append(args[2]) or original(*args)
+def test_advantages_are_normalized_over_the_batch_when_asked_for(script: Script, monkeypatch: pytest.MonkeyPatch):
+    case = LearnerCase(script, normalize_advantages=True, num_minibatches=2)
+    seen = kept_arguments(case, monkeypatch)
     case.update()
-    advantages = learned[0].advantages[script.valid]
+    advantages = torch.cat([learned.advantages[window.valid] for window, _, learned, _ in seen])
     assert float(advantages.mean()) == pytest.approx(0, abs=1e-5)
     assert float(advantages.std(correction=0)) == pytest.approx(1, rel=1e-4)
 

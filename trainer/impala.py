@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -14,16 +15,14 @@ from trainer.checkpoint import CheckpointError
 from trainer.config import ImpalaConfig
 from trainer.graphs import GraphedStep, Graphs, Part
 from trainer.impala_objective import REPORTED, Learned, Objective
-from trainer.normalize import ObservationNormalizer, Scaling, ValueNormalizer
-from trainer.off_policy import OffPolicyCredit, OffPolicyEstimator, Present, Window
+from trainer.normalize import ObservationNormalizer, ValueNormalizer
+from trainer.off_policy import OffPolicyCredit, OffPolicyEstimator, Window
 from trainer.policy import ActorCritic
 from trainer.rmsprop import RMSProp
 from trainer.rollout import Rollout
 
 #: What an update returns, in this order.
 _RESULTS = (*REPORTED, "grad_norm", "skipped_minibatches", "learning_rate", "explained_variance")
-
-Columns = Tensor | slice  #: some envs of a batch, by number or all as they lie
 
 
 class _Batch(NamedTuple):
@@ -34,20 +33,13 @@ class _Batch(NamedTuple):
     learn: GraphedStep
 
 
-class _Evaluated(NamedTuple):
-    """A minibatch under the present policy."""
-
-    window: Window
-    present: Present
-    assign_credit: Callable[[], OffPolicyCredit]
-
-
 class Impala:
     """Policy gradient, value and entropy losses on off-policy credit; nothing in it reads the device from the host.
 
-    A minibatch is the whole window of some envs. In the first pass over a batch each minibatch is evaluated under the
-    present policy, gets its credit from that evaluation, and its policy loss has the gradient ``-A * grad log pi``.
-    Further passes keep that credit and clip the ratio to the first pass's policy, as PPO does (APPO).
+    A batch gets its credit once, from what the policy with which the update begins says of it. The policy loss has the
+    gradient ``-A * grad log pi`` in the first minibatch; in those that follow, and in further passes, it is clipped
+    around that policy, as in PPO (APPO). A minibatch is made of rows or, with a recurrent core, of whole windows of
+    envs, each from the memory that it was collected with.
 
     Observations are scaled as the actor scaled them, so that the ratio is that of two policies over the same inputs.
     The normalizers' statistics move once per update, after it. A minibatch whose loss or gradient is not finite is not
@@ -57,14 +49,15 @@ class Impala:
     memory, so rollouts must come in a few memories, again and again.
     """
 
-    _columns: Columns  #: of the minibatch under way
-    _count: Tensor  #: scalar: its valid rows, over all ranks
-    _evaluated: _Evaluated  #: until the backward pass
-    _loss: Tensor  #: until the backward pass
+    _window: Window  #: the batch, with observations of the row after the last
+    _evaluation: tuple[Tensor, ...]
+    _credit: OffPolicyCredit
+    _units: tuple[Window, Learned]  #: rows or whole windows, side by side: what minibatches are made of
+    _orders: Tensor  #: ``[epochs, units]`` int64
+    _count: Tensor  #: scalar: valid rows of the minibatch under way, over all ranks
+    _loss: Tensor  #: until its backward pass
     _report: Tensor  #: ``[len(REPORTED)]``, this rank's share
     _grad_norm: Tensor
-    _learned: Learned  #: ``[T, N]``, of the batch
-    _orders: Tensor  #: ``[epochs, N]`` int64: the order of the envs in every pass
 
     def __init__(
         self,
@@ -100,7 +93,7 @@ class Impala:
 
         Returns:
             Scalar tensors on the device: means over the minibatches that were applied, ``skipped_minibatches`` (not
-            finite, or after one that was not), ``learning_rate``, and ``explained_variance`` of the first pass.
+            finite, or after one that was not), ``learning_rate``, and ``explained_variance`` before it.
             ``loss/approx_kl`` is that of the present policy from the one that acted, ``0.5 * mean(log ratio^2)``.
         """
         if self.config.lr_schedule == "linear":
@@ -113,82 +106,72 @@ class Impala:
 
     def _bind(self, rollout: Rollout) -> _Batch:
         """Make the step that learns from a rollout's memory."""
-        if not self._batches:
-            shape, device = rollout.rewards.shape, rollout.rewards.device
-            self._learned = Learned(*torch.zeros(4, *shape, device=device).unbind())
-            self._orders = torch.zeros(self.config.update_epochs, shape[1], dtype=torch.int64, device=device)
         rewards = torch.empty_like(rollout.rewards)
         step = self._graphs.step("the learner's update", *self._parts(rollout, rewards))
         batch = self._batches[rollout.valid.data_ptr()] = _Batch(rollout, rewards, step)
         return batch
 
     def _parts(self, rollout: Rollout, rewards: Tensor) -> Iterator[Part]:
-        yield Part(None, partial(self._begin, rollout))
+        yield Part("forward", partial(self._evaluate, rollout, rewards))
+        yield Part("credit", self._assign_credit)
+        yield Part(None, self._shuffle)
         for number in range(self.minibatches_per_update):
-            yield Part("forward", partial(self._evaluate, rollout, rewards, number))
-            if number < self.config.num_minibatches:
-                yield Part("credit", self._learn)
-            yield Part("forward", self._lose)
+            yield Part("forward", partial(self._forward, number))
             yield Part("backward", self._backward)
             yield Part("optimizer", self._apply_or_withhold)
         yield Part("normalize", partial(self._learn_statistics, rollout))
-        yield Part(None, partial(self._sum_up, rollout))
+        yield Part(None, self._sum_up)
 
-    def _begin(self, rollout: Rollout) -> None:
+    def _evaluate(self, rollout: Rollout, rewards: Tensor) -> None:
+        """The batch as the actor's policy saw it, and what the present one says of it, some envs at a time."""
+        rollout.clear_unread_()
+        observations = rollout.observations
+        if self._observation_normalizer is not None:
+            observations = self._observation_normalizer(observations, rollout.scaling)
+        fields = (rollout.actions, rollout.log_probs, rewards, rollout.terminated, rollout.truncated, rollout.valid)
+        self._window = Window(observations, *fields, rollout.core_state)
+        bounds = [rewards.shape[1] * n // self.config.num_minibatches for n in range(self.config.num_minibatches + 1)]
+        parts = [self._estimator.evaluate(self._window.narrow(slice(*ends))) for ends in itertools.pairwise(bounds)]
+        self._evaluation = tuple(torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+
+    def _assign_credit(self) -> None:
+        self._credit = self._estimator.assign(self._window, *self._evaluation)
+
+    def _shuffle(self) -> None:
+        """What minibatches are made of, and their order in every pass."""
         self._skipped.zero_()
         self._sums.zero_()
-        rollout.clear_unread_()
-        if self.config.num_minibatches > 1:
-            for order in self._orders:
-                torch.randperm(len(order), out=order)
-
-    def _columns_of(self, number: int) -> Columns:
-        """The envs of an update's n-th minibatch: each once per pass; a single minibatch takes them where they lie."""
-        epoch, part = divmod(number, self.config.num_minibatches)
-        if self.config.num_minibatches == 1:
-            return slice(None)
-        return self._orders[epoch].tensor_split(self.config.num_minibatches)[part]
-
-    def _window(self, rollout: Rollout, rewards: Tensor, columns: Columns) -> Window:
-        observations = rollout.observations[:, columns]
-        if self._observation_normalizer is not None:
-            scaling = rollout.scaling and Scaling(*(tensor[columns] for tensor in rollout.scaling))
-            observations = self._observation_normalizer(observations, scaling)
-        fields = (rollout.actions, rollout.log_probs, rewards, rollout.terminated, rollout.truncated, rollout.valid)
-        return Window(observations, *(field[:, columns] for field in fields), core_state=rollout.core_state[0, columns])
-
-    def _evaluate(self, rollout: Rollout, rewards: Tensor, number: int) -> None:
-        """A minibatch under the present policy, with gradients."""
-        self._columns = self._columns_of(number)
-        window = self._window(rollout, rewards, self._columns)
-        self._count = distributed.sum_(window.valid.sum(dtype=torch.float32))
-        self._evaluated = _Evaluated(window, *self._estimator(window))
-
-    def _learn(self) -> None:
-        """Keep what the first pass finds of a minibatch: its credit, and what it was assigned by."""
-        present, credit = self._evaluated.present, self._evaluated.assign_credit()
-        advantages = credit.advantages
+        log_probs, _, advantages, targets, moments = self._credit
         if self.config.normalize_advantages:
-            advantages = losses.standardize(advantages, distributed.merge_moments(credit.advantage_moments))
-        predictions = present.predictions.detach()
+            advantages = losses.standardize(advantages, distributed.merge_moments(moments))
         if self._value_normalizer is not None:
-            predictions = self._value_normalizer.denormalize(predictions)
-        found = (present.log_probs, predictions, advantages, credit.targets)
-        for field, values in zip(self._learned, found, strict=True):
-            field[:, self._columns] = values
+            targets = self._value_normalizer.normalize(targets)
+        window, learned = self._window, Learned(log_probs, advantages, targets)
+        if self.policy.state_size:
+            window = window._replace(observations=window.observations[:-1])
+        else:
+            window, learned = window.rows(), Learned(*(tensor.reshape(1, -1) for tensor in learned))
+        self._units = window, learned
+        orders = [
+            torch.randperm(window.valid.shape[1], device=targets.device) for _ in range(self.config.update_epochs)
+        ]
+        self._orders = torch.stack(orders)
 
-    def _lose(self) -> None:
-        """The loss on what was evaluated and learned."""
-        window, present, _ = self._evaluated
-        own = Learned(*(field[:, self._columns] for field in self._learned))
-        targets = own.targets if self._value_normalizer is None else self._value_normalizer.normalize(own.targets)
-        self._loss, self._report = self._objective(window, present, own, targets, self._count)
+    def _forward(self, number: int) -> None:
+        """The loss of an update's n-th minibatch."""
+        window, learned = self._units
+        if self.config.num_minibatches > 1:
+            epoch, part = divmod(number, self.config.num_minibatches)
+            units = self._orders[epoch].tensor_split(self.config.num_minibatches)[part]
+            window, learned = window.narrow(units), learned.narrow(units)
+        self._count = distributed.sum_(window.valid.sum(dtype=torch.float32))
+        self._loss, self._report = self._objective(window, self._estimator.present(window), learned, self._count)
 
     def _backward(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self._loss.backward()
         # an autograd graph that lives on ties the parameters to this call's stream, which a capture could not leave
-        del self._loss, self._evaluated
+        del self._loss
         distributed.sum_gradients_(self.policy.parameters())
         self._grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
 
@@ -207,13 +190,13 @@ class Impala:
     def _learn_statistics(self, rollout: Rollout) -> None:
         """Let the normalizers see the batch, once it was learned from under the statistics before it."""
         if self._value_normalizer is not None:
-            self._value_normalizer.update(self._learned.targets, rollout.valid, self.policy.value_head)
+            self._value_normalizer.update(self._credit.targets, rollout.valid, self.policy.value_head)
         if self._observation_normalizer is not None:
             self._observation_normalizer.update(rollout.observations[:-1], rollout.valid)
 
-    def _sum_up(self, rollout: Rollout) -> None:
+    def _sum_up(self) -> None:
         means = self._sums / (self.minibatches_per_update - self._skipped).clamp(min=1.0)
-        explained = losses.explained_variance(self._learned.predictions, self._learned.targets, rollout.valid)
+        explained = losses.explained_variance(self._credit.predictions, self._credit.targets, self._window.valid)
         self._results.copy_(torch.cat([means, torch.stack([self._skipped, self.learning_rate, explained])]))
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,16 +19,26 @@ Denormalize = Callable[[Tensor], Tensor]  #: from the critic's units to those of
 
 
 class Window(NamedTuple):
-    """Whole windows of ``n`` envs, as the learner reads them."""
+    """``T`` rows of ``n`` envs, as the learner reads them; single rows are windows of ``T = 1``."""
 
-    observations: Tensor  #: ``[T + 1, n, *observation_shape]``, normalized
+    observations: Tensor  #: ``[T, n, *observation_shape]``, normalized; one row more where credit is assigned
     actions: Tensor  #: ``[T, n, *action_shape]``
     log_probs: Tensor  #: ``[T, n]``, of the actions under the behaviour policy
     rewards: Tensor  #: ``[T, n]``
     terminated: Tensor  #: ``[T, n]`` bool
     truncated: Tensor  #: ``[T, n]`` bool
     valid: Tensor  #: ``[T, n]`` bool
-    core_state: Tensor  #: ``[n, state_size]``, the memory that enters row 0
+    core_state: Tensor  #: ``[1, n, state_size]``, the memory that enters row 0
+
+    def narrow(self, columns: Tensor | slice) -> Window:
+        """Some envs."""
+        return Window(*(tensor[:, columns] for tensor in self))
+
+    def rows(self) -> Window:
+        """``T * n`` windows of one row each; for policies without a memory."""
+        length, envs = self.valid.shape
+        tensors = (self.observations[:length], *self[1:-1], self.core_state.expand(length, envs, 0))
+        return Window(*(x.reshape(1, length * envs, *x.shape[2:]) for x in tensors))
 
 
 class Present(NamedTuple):
@@ -41,18 +51,28 @@ class Present(NamedTuple):
 
 
 class OffPolicyCredit(NamedTuple):
-    """Constants that the losses take, 0 in filler rows."""
+    """Constants that the losses take; credit is 0 in filler rows."""
 
+    log_probs: Tensor  #: ``[T, n]``, of the actions under the policy that credit was assigned by
+    predictions: Tensor  #: ``[T, n]``, of the targets by its critic, in units of reward
     advantages: Tensor  #: ``[T, n]``, times the clipped importance ratio, in units of reward
     targets: Tensor  #: ``[T, n]``, what the critic shall predict, in units of reward
     advantage_moments: Tensor  #: ``[3]``: count, mean and M2 of the valid advantages on this rank
 
 
 class OffPolicyEstimator(Protocol):
-    """Evaluates a window under the present policy, and assigns credit from what it found."""
+    """Assigns credit under the present policy, and evaluates it for the losses."""
 
-    def __call__(self, window: Window) -> tuple[Present, Callable[[], OffPolicyCredit]]:
-        """The evaluation, and the credit to be computed when it is asked for."""
+    def evaluate(self, window: Window) -> tuple[Tensor, ...]:
+        """What credit is assigned from, without gradients: tensors ``[T or T + 1, n, ...]``."""
+        ...
+
+    def assign(self, window: Window, *evaluation: Tensor) -> OffPolicyCredit:
+        """The credit of a window that was evaluated, maybe some envs at a time."""
+        ...
+
+    def present(self, window: Window) -> Present:
+        """What losses are made of."""
         ...
 
 
@@ -81,25 +101,33 @@ class VTraceEstimator:
     def __init__(self, policy: ActorCritic, options: _Options):
         self._policy, self._options = policy, options
 
-    def __call__(self, window: Window) -> tuple[Present, Callable[[], OffPolicyCredit]]:
-        """Evaluate; the credit is that of `kernels.vtrace`."""
-        head = self._policy.head
-        outputs = self._policy.outputs(window.observations, window.core_state, window.valid)
-        policy_outputs, log_std = outputs.policy_outputs[:-1], outputs.log_std
-        with torch.no_grad():
-            log_probs = head.distribution(policy_outputs, log_std).log_prob(head.flat(window.actions))
-        present = Present(policy_outputs, log_std, log_probs, outputs.values[:-1])
-        return present, lambda: self._credit(window, log_probs, outputs.values.detach())
+    @torch.no_grad()
+    def evaluate(self, window: Window) -> tuple[Tensor, Tensor]:
+        """Log-probs of the actions ``[T, n]``, and values ``[T + 1, n]`` in the critic's units."""
+        outputs = self._policy.outputs(window.observations, window.core_state[0], window.valid)
+        return self._log_probs(window, outputs.policy_outputs[:-1], outputs.log_std), outputs.values
 
-    def _credit(self, window: Window, log_probs: Tensor, values: Tensor) -> OffPolicyCredit:
-        options, config = self._options, self._options.config
+    def assign(self, window: Window, *evaluation: Tensor) -> OffPolicyCredit:
+        """By `kernels.vtrace`."""
+        options, config, (log_probs, values) = self._options, self._options.config, evaluation
         values = options.denormalize(values)
         trace = kernels.vtrace(
             options.behaviour(window, log_probs), log_probs, window.rewards, values[:-1], values[-1],
             vtrace_lambda=config.vtrace_lambda, rho_bar=config.rho_bar, pg_rho_bar=config.pg_rho_bar, moments=True,
             **options.common(window),
         )  # fmt: skip
-        return OffPolicyCredit(trace.pg_advantages, trace.value_targets, trace.moments)
+        return OffPolicyCredit(log_probs, values[:-1], trace.pg_advantages, trace.value_targets, trace.moments)
+
+    def present(self, window: Window) -> Present:
+        """Actor and critic."""
+        outputs = self._policy.outputs(window.observations, window.core_state[0], window.valid)
+        with torch.no_grad():
+            log_probs = self._log_probs(window, outputs.policy_outputs, outputs.log_std)
+        return Present(outputs.policy_outputs, outputs.log_std, log_probs, outputs.values)
+
+    def _log_probs(self, window: Window, policy_outputs: Tensor, log_std: Tensor | None) -> Tensor:
+        head = self._policy.head
+        return head.distribution(policy_outputs, log_std).log_prob(head.flat(window.actions))
 
 
 class RetraceEstimator:
@@ -112,18 +140,18 @@ class RetraceEstimator:
     def __init__(self, policy: QActorCritic, options: _Options):
         self._policy, self._options = policy, options
 
-    def __call__(self, window: Window) -> tuple[Present, Callable[[], OffPolicyCredit]]:
-        """Evaluate; the credit is that of `kernels.retrace_categorical`."""
-        outputs = self._policy.q_outputs(window.observations, window.core_state, window.valid)
-        log_probs = outputs.logits.detach().log_softmax(-1)
-        taken = _of_action(log_probs[:-1], window.actions)
-        present = Present(outputs.logits[:-1], None, taken, _of_action(outputs.q_values[:-1], window.actions))
-        return present, lambda: self._credit(window, log_probs, taken, outputs.q_values.detach())
+    @torch.no_grad()
+    def evaluate(self, window: Window) -> tuple[Tensor, Tensor]:
+        """Log-probs and Q of every action, ``[T + 1, n, actions]``, the latter in the critic's units."""
+        outputs = self._policy.q_outputs(window.observations, window.core_state[0], window.valid)
+        return outputs.logits.log_softmax(-1), outputs.q_values
 
-    def _credit(self, window: Window, log_probs: Tensor, target: Tensor, q_values: Tensor) -> OffPolicyCredit:
-        options, config = self._options, self._options.config
+    def assign(self, window: Window, *evaluation: Tensor) -> OffPolicyCredit:
+        """By `kernels.retrace_categorical`."""
+        options, config, (log_probs, q_values) = self._options, self._options.config, evaluation
         q_values = options.denormalize(q_values)
         expected = (log_probs.exp() * q_values).sum(-1)
+        target = _of_action(log_probs[:-1], window.actions)
         behaviour = options.behaviour(window, target)
         q_targets = kernels.retrace_categorical(
             window.rewards, q_values[:-1], log_probs[:-1], behaviour, window.actions, expected[-1],
@@ -131,7 +159,15 @@ class RetraceEstimator:
         )  # fmt: skip
         ratios = (target - behaviour).exp().clamp(max=config.pg_rho_bar)
         advantages = torch.where(window.valid, ratios * (q_targets - expected[:-1]), 0.0)
-        return OffPolicyCredit(advantages, q_targets, moments(advantages.flatten(), window.valid.flatten()))
+        predictions = _of_action(q_values[:-1], window.actions)
+        of_valid = moments(advantages.flatten(), window.valid.flatten())
+        return OffPolicyCredit(target, predictions, advantages, q_targets, of_valid)
+
+    def present(self, window: Window) -> Present:
+        """Actor, and Q of the actions that were taken."""
+        outputs = self._policy.q_outputs(window.observations, window.core_state[0], window.valid)
+        log_probs = _of_action(outputs.logits.detach().log_softmax(-1), window.actions)
+        return Present(outputs.logits, None, log_probs, _of_action(outputs.q_values, window.actions))
 
 
 def _of_action(values: Tensor, actions: Tensor) -> Tensor:
