@@ -16,7 +16,6 @@ from scripts.amdahl_html import markdown, page, picture
 from scripts.amdahl_stats import not_measured, ratio, rows_of
 from scripts.amdahl_store import Store, read_rows
 from scripts.amdahl_tables import closing_lines, missed, title, verdict
-from scripts.svg_charts import Dot, DotRow, Mark, diagonal_chart, dot_chart
 from trainer.timing import PHASES
 
 PANELS = ("summary", "prediction", "worth", "map", "phases", "figures", "origin")
@@ -110,30 +109,9 @@ def test_the_picture_stands_alone_and_the_markdown_has_every_pair():
     assert "not measured: <b>&" in text and "a GPU" in text
 
 
-def test_a_ratio_beyond_the_axis_is_written_beside_its_dot():
-    rows = [DotRow("near", [Dot("a", 1.02, 1.01, 1.03, "")]), DotRow("far", [Dot("a", 7.125, 7.0, 7.2, "")])]
-    chart = dot_chart(rows, "times faster", reference=1.0, highest=1.3)
-    assert ">7.12<" in chart and ">1.02<" not in chart
-    near, far = (float(piece.split('cx="')[1].split('"')[0]) for piece in chart.split("<circle")[1:])
-    assert near < far
-
-
 def test_a_page_without_a_single_pair_still_says_why():
     rows = [row for row in some_rows() if not row.rounds]
     assert "400 of 400 s were spent" in " ".join(Page(page(rows, ORIGIN)).texts["summary"])
-
-
-def test_points_whose_coordinates_are_equal_lie_on_the_diagonal():
-    marks = [Mark("mark-sure", value, value, value, value, "") for value in (0.97, 1.0, 1.31)]
-    chart = diagonal_chart(marks, "predicted", "measured")
-    ends = [
-        float(chart.split('class="diagonal"')[1].split(f'{name}="')[1].split('"')[0])
-        for name in ("x1", "y1", "x2", "y2")
-    ]
-    for piece in chart.split("<circle")[1:]:
-        x, y = (float(piece.split(f'{name}="')[1].split('"')[0]) for name in ("cx", "cy"))
-        along = (x - ends[0]) / (ends[2] - ends[0])
-        assert y == pytest.approx(ends[1] + along * (ends[3] - ends[1]), abs=0.11), "pixels have one decimal"
 
 
 def test_a_table_that_was_written_is_read_back_as_it_was(tmp_path: Path):

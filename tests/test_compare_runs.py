@@ -1,8 +1,7 @@
-"""Runs side by side: the arithmetic against independent sums, the page's panels, and one-line refusals."""
+"""`scripts/compare_runs.py` as it is called: the page's panels, groups of runs, one-line refusals."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,77 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from compare_cases import EXAMPLES, compared, raw, write_run
+from html_pages import Page, needs_nothing_else
 
 from scripts import compare_runs
-from scripts.compare_data import Comparison, Run, RunError, at_steps, compare, read_run, returns, throughput
+from scripts.compare_data import RunError
 from scripts.compare_html import page
-from scripts.compare_tables import tables
-from scripts.svg_charts import tick_labels, ticks
-from tests.html_pages import Page, needs_nothing_else
-from tests.small_runs import small_config
-from trainer.schema import to_yaml
 from trainer.timing import PHASES, UPDATE_PARTS
 
-EXAMPLES = [
-    Path(__file__).resolve().parents[1] / "docs" / "results" / "example_runs" / name for name in ("loop", "scan")
-]
 PANELS = ("returns", "phases", "throughput", "amdahl", "settings", "result")
-
-
-def write_run(
-    folder: Path,
-    *overrides: str,
-    updates: int = 9,
-    credit_ms: float = 3.0,
-    seed: int = 0,
-    parts: bool = True,
-    change: Callable[[dict[str, Any]], Any] = lambda row: None,
-    **summary: Any,
-) -> Path:
-    """A run folder as the trainer leaves it; phases last random times, credit always ``credit_ms``."""
-    random = np.random.default_rng(seed)
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(to_yaml(small_config(f"out='{folder.name}'", *overrides)))
-    rows: list[dict[str, Any]] = []
-    env_steps, seconds = 0, 0.0
-    for update in range(1, updates + 1):
-        times = {phase: float(random.uniform(1, 20)) for phase in PHASES} | {"credit": credit_ms}
-        total = sum(times.values())
-        times |= dict.fromkeys(UPDATE_PARTS, times["update"] / 4) if parts else {}
-        steps = int(random.integers(50, 65))
-        env_steps, seconds = env_steps + steps, seconds + total / 1e3
-        row = {
-            "update": update,
-            "env_steps": env_steps,
-            "seconds": seconds,
-            "steps_per_second": steps / (total / 1e3),
-            "episode_return": None if update < 3 else 10.0 * update,
-            "time/total_ms": total,
-            **{f"time/{name}_ms": value for name, value in times.items()},
-        }
-        change(row)
-        rows.append(row)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    facts = {"status": "finished", "env_id": "CartPole-v1", "credit_backend": "torch", "updates": updates}
-    (folder / "summary.json").write_text(json.dumps({**facts, "machine": "4 cores", "torch": "2.13", **summary}))
-    return folder
-
-
-def raw(folder: Path) -> list[dict[str, Any]]:
-    """A run's metrics, read without the project's reader."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-
-
-def compared(*folders: Path, warmup: int = 2) -> Comparison:
-    return compare([read_run(folder, folder.name) for folder in folders], warmup)
-
-
-def cells(comparison: Comparison, title: str) -> dict[str, list[str]]:
-    """The rows of one table, figure spaces as plain ones."""
-    table = next(table for table in tables(comparison) if table.title == title)
-    return {name: [" ".join(cell.split()) for cell in row] for name, row in table.rows}
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
@@ -130,110 +67,6 @@ def test_the_page_shows_numbers_of_an_independent_computation():
 
 def test_the_page_loads_nothing_and_runs_nothing():
     assert needs_nothing_else(page(compared(*EXAMPLES)))
-
-
-def test_costs_are_over_the_same_updates_of_every_run_without_the_warm_up(tmp_path: Path):
-    short, long = write_run(tmp_path / "short", updates=5), write_run(tmp_path / "long", updates=9, seed=1)
-    comparison = compared(short, long, warmup=2)
-    for folder, cost in zip((short, long), comparison.costs, strict=True):
-        assert cost.mean_ms["update"] == pytest.approx(sum(row["time/update_ms"] for row in raw(folder)[2:5]) / 3)
-        assert sum(cost.share(phase) for phase in PHASES) == pytest.approx(1.0)
-    note = next(table.note for table in tables(comparison) if table.title == "Phases")
-    assert "3 updates of each run (updates 3 to 5, the first 2 left out as warm-up)" in note
-
-
-def test_runs_of_different_length_are_compared_at_the_steps_of_the_shortest(tmp_path: Path):
-    short, long = write_run(tmp_path / "short", updates=5), write_run(tmp_path / "long", updates=9, seed=1)
-    steps = raw(short)[-1]["env_steps"]
-    after = next(i for i, row in enumerate(raw(long)) if row["env_steps"] >= steps)
-    low, high = raw(long)[after - 1], raw(long)[after]
-    weight = (steps - low["env_steps"]) / (high["env_steps"] - low["env_steps"])
-    result = cells(compared(short, long), "Result")
-    expected = (1 - weight) * low["episode_return"] + weight * high["episode_return"]
-    assert result[f"return at {steps:,} steps"] == ["50.00", f"{expected:.2f}"]
-    expected = (1 - weight) * low["seconds"] + weight * high["seconds"]
-    assert result[f"seconds to {steps:,} steps"][1] == f"{expected:.2f}"
-    assert result["return"] == ["50.00", "90.00"]
-
-
-def test_nothing_is_read_before_the_first_episode_ended(tmp_path: Path):
-    run = read_run(write_run(tmp_path / "run"), "run")
-    assert at_steps(run, "episode_return", run.rows[1]["env_steps"]) is None
-    assert returns(run, "env_steps")[0] == (run.rows[2]["env_steps"], 30.0)
-
-
-def test_a_run_in_which_no_episode_ended_has_no_curve_and_no_return(tmp_path: Path):
-    runs = [
-        write_run(tmp_path / name, change=lambda row: row.update(episode_return=None), seed=seed)
-        for seed, name in enumerate("ab")
-    ]
-    comparison = compared(*runs)
-    assert cells(comparison, "Result")["return"] == ["-", "-"]
-    assert "There is nothing to draw" in page(comparison)
-
-
-def test_a_thinned_throughput_curve_still_counts_every_step_and_second(tmp_path: Path):
-    run = read_run(write_run(tmp_path / "run", updates=23), "run")
-    points = throughput(run, most=7)
-    assert len(points) <= 7
-    steps = np.diff([0, *(x for x, _ in points)])
-    assert sum(steps) == run.last["env_steps"]
-    assert sum(steps / [rate for _, rate in points]) == pytest.approx(run.last["seconds"])
-
-
-def test_amdahl_predicts_exactly_where_credit_alone_differs(tmp_path: Path):
-    slow = write_run(tmp_path / "slow", "credit.torch_mode=loop", credit_ms=30.0)
-    fast = write_run(tmp_path / "fast", "credit.torch_mode=scan", credit_ms=2.0)
-    (pair,) = compared(fast, slow).pairs
-    assert (pair.slow.name, pair.fast.name, pair.also_differ) == ("slow", "fast", [])
-    assert pair.speedup == pytest.approx(15.0)
-    assert pair.rest == pytest.approx(1.0)
-    assert pair.measured > 1.2
-    assert pair.predicted == pytest.approx(pair.measured)
-
-
-def test_what_else_differs_is_said_beside_the_prediction(tmp_path: Path):
-    a = write_run(tmp_path / "a", "credit.torch_mode=loop", "wandb.mode=offline", machine="8 cores")
-    b = write_run(tmp_path / "b", "credit.torch_mode=scan", "seed=2", credit_ms=1.0)
-    assert compared(a, b).pairs[0].also_differ == ["seed", "machine"]
-
-
-def test_among_many_runs_only_those_that_differ_in_the_backend_alone_are_paired(tmp_path: Path):
-    runs = [
-        write_run(tmp_path / f"{mode}-{seed}", f"credit.torch_mode={mode}", f"seed={seed}")
-        for seed in (1, 2)
-        for mode in ("loop", "scan")
-    ]
-    names = [{pair.slow.name, pair.fast.name} for pair in compared(*runs).pairs]
-    assert names == [{"loop-1", "scan-1"}, {"loop-2", "scan-2"}]
-
-
-def test_runs_of_one_backend_have_no_prediction(tmp_path: Path):
-    comparison = compared(write_run(tmp_path / "a"), write_run(tmp_path / "b", "seed=2"))
-    assert comparison.pairs == []
-    assert "All runs used the same credit backend" in page(comparison)
-
-
-def test_only_settings_that_differ_are_shown_and_the_folder_is_not_one(tmp_path: Path):
-    a = write_run(tmp_path / "a", "ppo.clip_range=0.1", "policy.hidden_sizes=[8]")
-    b = write_run(tmp_path / "b", "ppo.value_clip_range=0.3", "policy.hidden_sizes=[16,16]")
-    assert compared(a, b).differences == {
-        "policy.hidden_sizes": [[8], [16, 16]],
-        "ppo.clip_range": [0.1, 0.2],
-        "ppo.value_clip_range": [None, 0.3],
-    }
-
-
-def test_parts_of_update_that_a_cuda_graph_hides_are_not_timed(tmp_path: Path):
-    comparison = compared(write_run(tmp_path / "eager"), write_run(tmp_path / "graph", parts=False))
-    assert cells(comparison, "Phases")["update: backward"][1] == "not timed"
-    assert "not timed" in Page(page(comparison)).texts["phases"]
-
-
-def test_a_run_that_went_on_after_its_summary_is_not_called_finished(tmp_path: Path):
-    comparison = compared(write_run(tmp_path / "a", updates=9), write_run(tmp_path / "b", updates=9))
-    stale = Run("b", comparison.runs[1].settings, comparison.runs[1].rows, {**comparison.runs[1].summary, "updates": 4})
-    assert (comparison.runs[0].status, stale.status) == ("finished", "resumed, not ended")
 
 
 def test_names_from_outside_are_text_and_never_markup(
@@ -360,31 +193,3 @@ def test_a_report_that_cannot_be_written_is_an_error_of_one_line(
 ):
     assert run_main(monkeypatch, *EXAMPLES, "--html", tmp_path) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e6))
-def test_ticks_are_few_even_and_cover_the_range(low: float, relative_width: float):
-    high = low + relative_width * max(abs(low), 1e-3)
-    values = ticks(low, high)
-    slack = 1e-6 * (values[1] - values[0])
-    assert values[0] <= low + slack and values[-1] >= high - slack
-    assert 2 <= len(values) <= 9
-    assert np.allclose(np.diff(values), values[1] - values[0], rtol=1e-4, atol=1e-12 * abs(high))
-
-
-@pytest.mark.parametrize(
-    ("values", "labels"),
-    [
-        ([0, 20_000, 40_000], ["0", "20 k", "40 k"]),
-        ([12_300, 12_350, 12_400], ["12.30 k", "12.35 k", "12.40 k"]),
-        ([-1.0, -0.5, 0.0], ["-1.0", "-0.5", "0"]),
-        ([0, 1e6, 2e6], ["0", "1 M", "2 M"]),
-    ],
-)
-def test_tick_labels_tell_neighbours_apart(values: list[float], labels: list[str]):
-    assert tick_labels(values) == labels
-
-
-def test_one_value_alone_still_has_an_axis():
-    assert ticks(500.0, 500.0)[0] < 500.0 < ticks(500.0, 500.0)[-1]
-    assert ticks(0.0, 0.0)[0] < 0.0 < ticks(0.0, 0.0)[-1]
