@@ -180,9 +180,9 @@ class ScanPlan:
         compiled = launch(*arguments, *self.constants, num_warps=self.warps)
         if compiled is None:
             return
-        self.compiled, self.run = compiled, compiled.run
+        self.compiled = compiled
+        self.run, self.kernel = _launcher(compiled, self.current_stream(self.index), (*arguments, *self.constants))
         self.results = [(tuple(x.shape), x.stride(), x.dtype) for x in results]
-        self.kernel = (compiled.function, compiled.packed_metadata, None, None, None)
         self.fixed = (*self.unused, *arguments[-6:], *self.constants)
 
     def _first_arguments(
@@ -202,6 +202,20 @@ class ScanPlan:
         counter, parts, words = workspace.addresses if addresses else workspace.tensors
         moments = (targets.pop(), parts, counter) if self.moments else None
         return (words if self.split else None, moments)
+
+
+def _launcher(compiled: Any, stream: int, arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What launches the kernel, and what it takes between the stream and the arguments.
+
+    Triton's C function, a private part of it, if an empty grid shows that it takes them so, or the Python around it.
+    """
+    run, metadata = compiled.run, (compiled.packed_metadata, None, None, None)
+    try:
+        direct = (compiled.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *metadata)
+        run.launch(0, 1, 1, stream, *direct, *arguments)
+    except (AttributeError, TypeError):
+        return run, (compiled.function, *metadata)
+    return run.launch, direct
 
 
 def _stream_getter() -> Callable[[int | None], int]:
