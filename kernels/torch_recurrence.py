@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Literal, ParamSpec, TypeVar
 
 import torch
-import torch._dynamo
 from torch import Tensor
 from torch._higher_order_ops.associative_scan import associative_scan
 
@@ -45,8 +44,9 @@ def selectable(operation: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @functools.cache
 def _compile(operation: Callable[_P, _R], on_gpu: bool) -> Callable[_P, _R]:
-    limit = torch._dynamo.config.recompile_limit
-    torch._dynamo.config.recompile_limit = max(limit, _MAX_GRAPHS)
+    import torch._dynamo.config as dynamo  # a second of every start that compiles nothing
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
     # Shifts by one row are concatenations: on a GPU they are to fuse into the scan's kernel, not cost a pass each.
     return torch.compile(operation, fullgraph=True, dynamic=False, options={"force_pointwise_cat": on_gpu})
 
