@@ -77,6 +77,7 @@ class Labels:
     @classmethod
     def of(cls, compare: str, config: Config) -> Labels:
         """The labels of a run that is compared in this way."""
+        method = config.ppo if config.algo == "ppo" else config.impala
         return cls(
             compare=compare,
             algo=config.algo,
@@ -85,8 +86,8 @@ class Labels:
             num_envs=config.num_envs,
             rollout_length=config.rollout_length,
             hidden="-".join(map(str, config.policy.hidden_sizes)),
-            epochs=config.ppo.update_epochs,
-            minibatches=config.ppo.num_minibatches,
+            epochs=method.update_epochs,
+            minibatches=method.num_minibatches,
             recompute=config.ppo.recompute_advantages,
         )
 

@@ -17,7 +17,7 @@ CLOSURE, CLOCK = 0.98, 0.01
 
 def title(labels: Labels) -> str:
     """A cell's name: env, engine, envs x steps, network, algorithm with its passes, what is compared."""
-    algorithm = f"ppo {labels.epochs}x{labels.minibatches}" if labels.algo == "ppo" else labels.algo
+    algorithm = f"{labels.algo} {labels.epochs}x{labels.minibatches}"
     anew = f", credit per {labels.recompute}" if labels.recompute != "rollout" else ""
     what = f", {labels.compare}" if labels.compare != "credit" else ""
     shape = f"{labels.num_envs}x{labels.rollout_length}"

@@ -11,11 +11,12 @@ import pytest
 from amdahl_cases import made_up, some_rows
 from html_pages import Page, needs_nothing_else
 
-from scripts.amdahl_cells import PARTS
+from scripts.amdahl_cells import PARTS, Labels
 from scripts.amdahl_html import markdown, page, picture
 from scripts.amdahl_stats import not_measured, ratio, rows_of
 from scripts.amdahl_store import Store, read_rows
 from scripts.amdahl_tables import closing_lines, missed, title, verdict
+from trainer.schema import compose_config
 from trainer.timing import PHASES
 
 PANELS = ("summary", "prediction", "worth", "map", "phases", "figures", "origin")
@@ -66,6 +67,11 @@ def test_the_mean_of_a_turn_is_one_round():
     slow, _ = rows_of(measured)
     assert slow.rounds == 2
     assert slow.measured == pytest.approx(rows_of(made_up())[0].measured)
+
+
+def test_a_cells_name_has_the_passes_of_its_own_algorithm():
+    config = compose_config(["algo=impala", "env=CartPole", "impala.update_epochs=3", "impala.num_minibatches=2"])
+    assert title(Labels.of("loss", config)).endswith("64-64, impala 3x2, loss")
 
 
 def test_verdicts_and_closing_lines_say_what_is_noise_what_was_missed_and_what_is_missing():
