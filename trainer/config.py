@@ -103,13 +103,13 @@ class ImpalaConfig:
     rmsprop_eps: float = 0.01  #: under the root
     adam_eps: float = 1e-5  #: beside the root
     rollouts_per_update: int = 0  #: actors whose rollouts make one batch, side by side; 0 all of them
-    num_minibatches: int = 1  #: of a batch's envs, each with its whole window; one optimizer step each
-    update_epochs: int = 1  #: passes over a batch; those after the first are clipped as in APPO
-    clip_range: float = 0.2  #: of the ratio to the first pass
+    num_minibatches: int = 1  #: of a batch's rows, with a core of its envs' windows; one optimizer step each
+    update_epochs: int = 1  #: passes over a batch
+    clip_range: float = 0.2  #: of the ratio to the policy that credit was assigned by; matters from the second step on
     value_coef: float = 0.5  #: times 0.5 * (value - target)^2
     entropy_coef: float = 0.01  #: times the mean entropy, which is added to what is maximized
     max_grad_norm: float = 40.0  #: longer gradients are scaled down to this
-    normalize_advantages: bool = False  #: over the valid rows of a minibatch, population standard deviation
+    normalize_advantages: bool = False  #: over all valid rows of the batch, population standard deviation
     queue_size: int = 0  #: batches in memory: being filled, full, or read; 0: two for each group that fills them
     max_lag: int | None = None  #: updates between the policy that acted and the one that learns; null: as it comes
     max_lag_action: str = "drop"  #: what keeps max_lag: drop (older batches) | block (actors that would exceed it)
