@@ -167,7 +167,14 @@ def test_switching_threads_often_changes_no_count():
 @pytest.mark.gpu
 @pytest.mark.parametrize("estimator", ["vtrace", "retrace"])
 def test_actors_share_a_gpu_engine_in_groups_on_streams_of_their_own(estimator: str):
-    overrides = ("env.engine=torch", "device=cuda", f"credit.estimator={estimator}", "num_envs=256", "env.pools=4")
+    overrides = (
+        "env.engine=torch",
+        "env.options.compile=false",
+        "device=cuda",
+        f"credit.estimator={estimator}",
+        "num_envs=256",
+        "env.pools=4",
+    )
     made: list[Trainer] = []
     metrics = updates(30, *overrides, "normalize.observations=true", made=made)
     assert metrics[-1]["skipped_minibatches"] == 0
