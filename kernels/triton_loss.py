@@ -250,7 +250,8 @@ def backward_kernel(
     value_gradients, log_std_parts, B, A: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
     OUTPUT_ROW: tl.constexpr, ACTION_ROW: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of this tile's rows, contiguous; its share of the log-std's in a row of ``[programs, A]``."""
+    """Gradients of this tile's rows, contiguous; its share of the log-std's in a column of
+    ``[A, programs]``."""
     row, inside, source, live = load_rows(inputs, strides, B, BLOCK)
     log_prob, _, slopes, other_slopes = distribution(
         inputs, strides, row, source, live, A, COLUMNS, OUTPUT_ROW, ACTION_ROW
@@ -273,7 +274,7 @@ def backward_kernel(
         gradients += entropy_gradient * other_slopes
     else:
         shares = tl.where(live[:, None], log_prob_gradient * other_slopes + entropy_gradient, 0.0)
-        at = log_std_parts + tl.program_id(0).to(tl.int64) * A + column
+        at = log_std_parts + column.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
         tl.store(at, tl.sum(shares, 0), mask=column < A)
     gradients = tl.where(live[:, None], gradients, 0.0).to(output_gradients.dtype.element_ty)
     at = output_gradients + row[:, None] * A + column[None, :]

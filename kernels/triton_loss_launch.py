@@ -50,7 +50,7 @@ def backward(
     """Gradients of outputs, values and log-std (empty without one)."""
     (outputs, values, parts), launches = backward_launches(gradient, report, inputs, coefficients)
     run(launches, inputs.policy_outputs.device)
-    log_std = parts.sum(0)
+    log_std = parts.sum(1)
     return outputs, values, log_std if inputs.log_std is None else log_std.to(inputs.log_std.dtype)
 
 
@@ -72,13 +72,13 @@ def forward_launches(inputs: LossInputs, coefficients: Coefficients) -> tuple[tu
 def backward_launches(
     gradient: Tensor, report: Tensor, inputs: LossInputs, coefficients: Coefficients
 ) -> tuple[tuple[Tensor, Tensor, Tensor], list[Launch]]:
-    """Gradients of outputs, values and, by program, log-std, and what fills them."""
+    """Gradients of outputs, values and log-std, whose share of each program is a column, and what fills them."""
     programs, constants = _tile(inputs)
     outputs = inputs.policy_outputs
     gradients = (
         torch.empty_like(outputs, memory_format=torch.contiguous_format),
         torch.empty_like(inputs.state_values, memory_format=torch.contiguous_format),
-        outputs.new_empty((programs, 0 if inputs.log_std is None else outputs.shape[1]), dtype=torch.float32),
+        outputs.new_empty((0 if inputs.log_std is None else outputs.shape[1], programs), dtype=torch.float32),
     )
     arguments = (
         inputs, _strides(inputs), *_scalars(coefficients), gradient, report[-1:], *gradients, len(outputs),

@@ -2,7 +2,8 @@
 
 The last grid axis is the network, called ``g`` here; what belongs to a network comes in pairs. A layer has K inputs and
 N outputs, its weight is ``[N, K]`` as in `torch.nn.Linear`. Products take operands of ``DOT`` (bfloat16 or float32) and
-add in float32. Sums over rows are split over programs and joined in a fixed order.
+add in float32. Tensor cores cut float32 operands off to tf32, so what is kept in that precision is rounded before. Sums
+over rows are split over programs and joined in a fixed order.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
@@ -43,6 +44,13 @@ def slope(h, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def to_tf32(x):
+    """The nearest number with 10 bits behind the point, ties away from 0."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(x == x, ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
 def load_tile(x, stride, row, rows, column, columns, DOT: tl.constexpr):
     """``x[row, column]``, rows ``stride`` apart, 0 outside of ``[rows, columns]``."""
     inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -53,10 +61,10 @@ def load_tile(x, stride, row, rows, column, columns, DOT: tl.constexpr):
 @triton.jit
 def layer_kernel(
     inputs, weights, biases, outputs, output_strides, B, widths, INPUT_STRIDE: tl.constexpr, K: tl.constexpr,
-    ACTIVATION: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
+    ACTIVATION: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """``outputs = activation(inputs @ weights.T + biases)``."""
+    """``outputs = activation(inputs @ weights.T + biases)``; ``ROUND``: of inputs that are no hidden layer."""
     g = tl.program_id(2)
     x, weight, bias, y, N = pick(inputs, g), pick(weights, g), pick(biases, g), pick(outputs, g), pick(widths, g)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -65,23 +73,28 @@ def layer_kernel(
     for start in tl.range(0, K, STEP):
         k = start + tl.arange(0, STEP)
         left = load_tile(x, INPUT_STRIDE, row, B, k, K, DOT)
+        if ROUND:
+            left = to_tf32(left)
         right = load_tile(weight, K, n, N, k, K, DOT)
-        z = tl.dot(left, tl.trans(right), z, input_precision="ieee")
+        z = tl.dot(left, tl.trans(right), z, input_precision=PRECISION)
     z += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
-    h = activate(z, ACTIVATION).to(y.dtype.element_ty)
+    h = activate(z, ACTIVATION)
+    if PRECISION == "tf32" and ACTIVATION != "none":
+        h = to_tf32(h)
     at = y + row.to(tl.int64)[:, None] * pick(output_strides, g) + n[None, :]
-    tl.store(at, h, mask=(row < B)[:, None] & (n < N)[None, :])
+    tl.store(at, h.to(y.dtype.element_ty), mask=(row < B)[:, None] & (n < N)[None, :])
 
 
 @triton.jit
 def input_gradient_kernel(
-    gradients, gradient_strides, weights, values, results, B, widths, K: tl.constexpr, ACTIVATION: tl.constexpr,
-    DOT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
-    MAX_N: tl.constexpr,
+    gradients, gradient_strides, turned, values, results, B, widths, K: tl.constexpr, ACTIVATION: tl.constexpr,
+    MAX_N: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """``results = gradients @ weights * slope(values)``: from a layer's sums to those of the layer below."""
+    """``results = gradients @ turned.T * slope(values)``: from a layer's sums to those of the layer below; ``ROUND``:
+    of gradients that no layer passed down."""
     g = tl.program_id(2)
-    dz, weight, h, below = pick(gradients, g), pick(weights, g), pick(values, g), pick(results, g)
+    dz, weight, h, below = pick(gradients, g), pick(turned, g), pick(values, g), pick(results, g)
     N, stride = pick(widths, g), pick(gradient_strides, g)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -89,9 +102,13 @@ def input_gradient_kernel(
     for start in tl.range(0, MAX_N, STEP):
         n = start + tl.arange(0, STEP)
         left = load_tile(dz, stride, row, B, n, N, DOT)
-        right = load_tile(weight, K, n, N, k, K, DOT)
-        gradient = tl.dot(left, right, gradient, input_precision="ieee")
+        if ROUND:
+            left = to_tf32(left)
+        right = load_tile(weight, N, k, K, n, N, DOT)
+        gradient = tl.dot(left, tl.trans(right), gradient, input_precision=PRECISION)
     gradient *= slope(load_tile(h, K, row, B, k, K, tl.float32), ACTIVATION)
+    if PRECISION == "tf32":
+        gradient = to_tf32(gradient)
     at = below + row.to(tl.int64)[:, None] * K + k[None, :]
     tl.store(at, gradient.to(below.dtype.element_ty), mask=(row < B)[:, None] & (k < K)[None, :])
 
@@ -99,8 +116,8 @@ def input_gradient_kernel(
 @triton.jit
 def weight_gradient_kernel(
     gradients, gradient_strides, inputs, parts, part_size, weight_starts, bias_starts, B, widths, rows_of_part,
-    INPUT_STRIDE: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    INPUT_STRIDE: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One part's share of ``gradients.T @ inputs`` and of the sums of ``gradients``, in its row of ``parts``."""
     part = tl.program_id(1)
@@ -112,15 +129,40 @@ def weight_gradient_kernel(
     first = part * rows_of_part
     last = tl.minimum(first + rows_of_part, B)
     weight = tl.zeros([ROWS, COLUMNS], tl.float32)
-    bias = tl.zeros([ROWS], tl.float32)
+    bias = tl.zeros([ROWS, 16], tl.float32)
+    ones = tl.full([STEP, 16], 1.0, DOT)
     for start in tl.range(first, last, STEP):
         row = start + tl.arange(0, STEP)
         left = load_tile(dz, stride, row, last, n, N, DOT)
         right = load_tile(x, INPUT_STRIDE, row, last, k, K, DOT)
-        weight = tl.dot(tl.trans(left), right, weight, input_precision="ieee")
-        bias += tl.sum(left.to(tl.float32), 0)
+        if ROUND:
+            left = to_tf32(left)
+            right = to_tf32(right)
+        weight = tl.dot(tl.trans(left), right, weight, input_precision=PRECISION)
+        # a sum as a product, where the operand lies already
+        bias = tl.dot(tl.trans(left), ones, bias, input_precision=PRECISION)
     share = parts + part.to(tl.int64) * part_size
     at = share + pick(weight_starts, g) + n[:, None] * K + k[None, :]
     tl.store(at, weight, mask=(n < N)[:, None] & (k < K)[None, :])
     if tl.program_id(0) % tiles == 0:
-        tl.store(share + pick(bias_starts, g) + n, bias, mask=n < N)
+        tl.store(share + pick(bias_starts, g) + n, tl.max(bias, 1), mask=n < N)
+
+
+@triton.jit
+def pack_kernel(
+    weights, packed, turned, starts, widths, depths, COUNT: tl.constexpr, ROUND: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of one weight ``[N, K]`` as products take it, and once more as ``[K, N]``."""
+    for i in tl.static_range(COUNT):
+        if tl.program_id(1) == i:
+            N, K = widths[i], depths[i]
+            tiles = tl.cdiv(K, SIDE)
+            n = tl.program_id(0) // tiles * SIDE + tl.arange(0, SIDE)
+            k = tl.program_id(0) % tiles * SIDE + tl.arange(0, SIDE)
+            inside = (n < N)[:, None] & (k < K)[None, :]
+            tile = tl.load(weights[i] + n[:, None] * K + k[None, :], mask=inside, other=0)
+            if ROUND:
+                tile = to_tf32(tile)
+            tile = tile.to(packed.dtype.element_ty)
+            tl.store(packed + starts[i] + n[:, None] * K + k[None, :], tile, mask=inside)
+            tl.store(turned + starts[i] + k[:, None] * N + n[None, :], tl.trans(tile), mask=tl.trans(inside))

@@ -14,7 +14,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from kernels.operations import describe
 from kernels.triton_call import Launch, run
 from kernels.triton_tiles import next_power
-from kernels.triton_twin import input_gradient_kernel, layer_kernel, weight_gradient_kernel
+from kernels.triton_twin import input_gradient_kernel, layer_kernel, pack_kernel, weight_gradient_kernel
 
 INTERPRETED = isinstance(layer_kernel, InterpretedFunction)
 Pair = tuple[Any, Any]
@@ -25,7 +25,8 @@ class Layer(NamedTuple):
 
     inputs: int
     outputs: tuple[int, int]  #: equal but in the last layer
-    weights: Pair  #: as products take them
+    weights: Pair  #: as products take them, ``[outputs, inputs]``
+    turned: Pair  #: the same as ``[inputs, outputs]``
     biases: Pair
 
 
@@ -54,19 +55,30 @@ class Format(NamedTuple):
 
     dtype: torch.dtype
     dot: Any
+    precision: str  #: Triton's name of how float32 is multiplied
     layer: Tile
     input_gradient: Tile
     weight_gradient: Tile
 
 
+#: Rows of a weight gradient's tile of float32 are few, so that it is no warp group's: that would want both operands
+#: turned.
 FORMATS = {
     "bfloat16": Format(
-        torch.bfloat16, tl.bfloat16, Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 2), Tile(64, 128, 64, 4, 4)
+        torch.bfloat16, tl.bfloat16, "ieee", Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 2),
+        Tile(128, 128, 64, 8, 3),
+    ),
+    "tf32": Format(
+        torch.float32, tl.float32, "tf32", Tile(64, 128, 32, 4, 3), Tile(64, 128, 32, 4, 3), Tile(32, 256, 32, 4, 3)
+    ),
+    "tf32x3": Format(
+        torch.float32, tl.float32, "tf32x3", Tile(64, 64, 32, 4, 3), Tile(128, 64, 32, 8, 3), Tile(32, 64, 16, 4, 3)
     ),
     "float32": Format(
-        torch.float32, tl.float32, Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2)
+        torch.float32, tl.float32, "ieee", Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2)
     ),
 }  # fmt: skip
+_PACK_SIDE = 32
 
 
 def forward(
@@ -82,9 +94,9 @@ def forward(
             f"backend: 'triton' needs CUDA tensors, got inputs of {describe(inputs)}; use 'torch' or 'auto'"
         )
     format = FORMATS[precision]
-    packed = pack(parameters, format)
+    packed, packing = pack(parameters, format)
     results, launches = forward_launches(inputs, layers_of(parameters, packed), activation, format)
-    run(launches, inputs.device)
+    run([packing, *launches], inputs.device)
     return *results, packed
 
 
@@ -100,22 +112,32 @@ def backward(
     return parts.sum(0)
 
 
-def pack(parameters: Sequence[Tensor], format: Format) -> Tensor:
-    """All weights in the dtype of the products, in one flat tensor: every tile of rows reads them anew."""
-    return torch.cat([weight.flatten() for weight in parameters[::2]]).to(format.dtype)
+def pack(parameters: Sequence[Tensor], format: Format) -> tuple[Tensor, Launch]:
+    """All weights in the dtype of the products, ``[2, weights]``, once as they are and once turned, and what fills it:
+    every tile of rows reads them anew."""
+    weights = parameters[::2]
+    sizes = [w.numel() for w in weights]
+    packed = weights[0].new_empty(2, sum(sizes), dtype=format.dtype)
+    starts = tuple(itertools.accumulate(sizes, initial=0))[:-1]
+    widths, depths = zip(*(w.shape for w in weights), strict=True)
+    tiles = max(-(-n // _PACK_SIDE) * -(-k // _PACK_SIDE) for n, k in zip(widths, depths, strict=True))
+    constants = {"COUNT": len(weights), "ROUND": format.precision == "tf32", "SIDE": _PACK_SIDE}
+    arguments = (tuple(weights), *packed.unbind(), starts, tuple(widths), tuple(depths))
+    return packed, Launch(pack_kernel, (tiles, len(weights)), arguments, constants)
 
 
 def layers_of(parameters: Sequence[Tensor], packed: Tensor) -> list[Layer]:
     """``parameters``: weight and bias of the first network's layer, then the second's, layer by layer; ``packed``: of
     `pack`."""
-    weights, biases = parameters[::2], parameters[1::2]
-    views = [x.view_as(w) for x, w in zip(packed.split([w.numel() for w in weights]), weights, strict=True)]
+    biases, shapes = parameters[1::2], [w.shape for w in parameters[::2]]
+    parts = packed.split([n * k for n, k in shapes], dim=1)
+    weights = [part[0].view(n, k) for part, (n, k) in zip(parts, shapes, strict=True)]
+    turned = [part[1].view(k, n) for part, (n, k) in zip(parts, shapes, strict=True)]
+    pairs = [zip(tensors[::2], tensors[1::2], strict=True) for tensors in (weights, turned, biases)]
     return [
-        Layer(
-            first.shape[1], (len(first), len(second)), (first, second), (bias, other_bias)
-        )
-        for first, second, bias, other_bias in zip(views[::2], views[1::2], biases[::2], biases[1::2], strict=True)
-    ]  # fmt: skip
+        Layer(weight[0].shape[1], (len(weight[0]), len(weight[1])), weight, other, bias)
+        for weight, other, bias in zip(*pairs, strict=True)
+    ]
 
 
 def hidden_of(memory: Tensor, layers: list[Layer], rows: int) -> list[Pair]:
@@ -139,7 +161,8 @@ def forward_launches(
         arguments = (below, layer.weights, layer.biases, above, layer.outputs, rows, layer.outputs)
         constants = {
             "INPUT_STRIDE": below[0].stride(0), "K": layer.inputs,
-            "ACTIVATION": "none" if layer is layers[-1] else activation, **_constants(format, tile),
+            "ACTIVATION": "none" if layer is layers[-1] else activation,
+            **_constants(format, tile, is_outer=layer is layers[0]),
         }  # fmt: skip
         launches.append(Launch(layer_kernel, _grid(tile, rows, widest), arguments, constants))
     return (first, second, memory), launches
@@ -160,16 +183,19 @@ def backward_launches(
         layer = layers[index]
         strides = gradients[0].stride(0), gradients[1].stride(0)
         places = starts[2 * index], starts[2 * index + 1]
-        launches.append(_weight_gradient(layer, gradients, strides, values[index], parts, places, rows, format))
+        last = layer is layers[-1]
+        arguments = (layer, gradients, strides, values[index])
+        launches.append(_weight_gradient(*arguments, parts, places, rows, format, last or index == 0))
         if index:
-            above, gradients = gradients, below[index - 1]
-            launches.append(_input_gradient(layer, above, strides, values[index], gradients, rows, activation, format))
+            gradients = below[index - 1]
+            launches.append(_input_gradient(*arguments, gradients, rows, activation, format, last))
     return parts, launches
 
 
 def _weight_gradient(
-    layer: Layer, gradients: Pair, strides: Pair, values: Pair, parts: Tensor, places: Pair, rows: int, format: Format
-) -> Launch:
+    layer: Layer, gradients: Pair, strides: Pair, values: Pair, parts: Tensor, places: Pair, rows: int, format: Format,
+    is_outer: bool,
+) -> Launch:  # fmt: skip
     widest = max(layer.outputs)
     tile = format.weight_gradient.fit(widest, layer.inputs, rows)
     biases = tuple(place + layer.inputs * width for place, width in zip(places, layer.outputs, strict=True))
@@ -177,18 +203,21 @@ def _weight_gradient(
         gradients, strides, values, parts, parts.shape[1], places, biases, rows, layer.outputs,
         rows_of_part(rows),
     )  # fmt: skip
-    constants = {"INPUT_STRIDE": values[0].stride(0), "K": layer.inputs, **_constants(format, tile)}
+    constants = {
+        "INPUT_STRIDE": values[0].stride(0), "K": layer.inputs, **_constants(format, tile, is_outer)
+    }  # fmt: skip
     outputs, inputs, networks = _grid(tile, widest, layer.inputs)
     return Launch(weight_gradient_kernel, (outputs * inputs, len(parts), networks), arguments, constants)
 
 
 def _input_gradient(
-    layer: Layer, gradients: Pair, strides: Pair, values: Pair, below: Pair, rows: int, activation: str, format: Format
-) -> Launch:
+    layer: Layer, gradients: Pair, strides: Pair, values: Pair, below: Pair, rows: int, activation: str, format: Format,
+    is_outer: bool,
+) -> Launch:  # fmt: skip
     widest = max(layer.outputs)
     tile = format.input_gradient.fit(rows, layer.inputs, widest)
-    arguments = (gradients, strides, layer.weights, values, below, rows, layer.outputs)
-    constants = {"K": layer.inputs, "ACTIVATION": activation, "MAX_N": widest, **_constants(format, tile)}
+    arguments = (gradients, strides, layer.turned, values, below, rows, layer.outputs)
+    constants = {"K": layer.inputs, "ACTIVATION": activation, "MAX_N": widest, **_constants(format, tile, is_outer)}
     return Launch(input_gradient_kernel, _grid(tile, rows, layer.inputs), arguments, constants)
 
 
@@ -202,8 +231,10 @@ def _grid(tile: Tile, rows: int, columns: int) -> tuple[int, int, int]:
     return -(-rows // tile.rows), -(-columns // tile.columns), 2
 
 
-def _constants(format: Format, tile: Tile) -> dict[str, Any]:
+def _constants(format: Format, tile: Tile, is_outer: bool) -> dict[str, Any]:
+    """``is_outer``: an operand comes from outside of the networks, where nothing has rounded it."""
     return {
-        "DOT": format.dot, "ROWS": tile.rows, "COLUMNS": tile.columns,
-        "STEP": tile.step, "num_warps": tile.warps, "num_stages": tile.stages,
+        "DOT": format.dot, "PRECISION": format.precision, "ROUND": format.precision == "tf32" and is_outer,
+        "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step, "num_warps": tile.warps,
+        "num_stages": tile.stages,
     }  # fmt: skip

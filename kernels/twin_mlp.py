@@ -12,7 +12,7 @@ from torch.nn import functional
 from kernels.operations import Backend, describe
 
 Activation = Literal["elu", "relu", "tanh"]
-Precision = Literal["bfloat16", "float32"]
+Precision = Literal["bfloat16", "tf32", "tf32x3", "float32"]
 #: Weight ``[outputs, inputs]`` and bias ``[outputs]`` of a linear layer.
 Linear = tuple[Tensor, Tensor]
 
@@ -43,10 +43,12 @@ def twin_mlp(
         inputs: ``[B, I]`` float32, contiguous rows; a constant, no gradient reaches it.
         first, second: the linear layers of each network, float32.
         activation: ``elu``, ``relu`` or ``tanh``.
-        precision: what products take, and what hidden layers are kept in: ``bfloat16``, or ``float32``, which is exact
-            and, fused, slow: for comparison. Sums are float32.
+        precision: what products take, and what hidden layers are kept in. ``bfloat16``; ``tf32``: float32 rounded to 10
+            bits behind the point; ``tf32x3``: each factor as the sum of two of these, three products of four, some 21
+            bits; ``float32``: exact and, fused, slow: for comparison. Sums are float32.
         backend: ``triton`` (CUDA), ``torch`` (the two networks one after the other; float32 products are then as torch
-            is set), or ``auto`` (Triton for bfloat16 on CUDA, else torch).
+            is set, whatever ``precision`` says of them), or ``auto`` (Triton on CUDA unless for ``float32``, else
+            torch).
 
     Raises:
         TypeError: a dtype that is not float32.
@@ -54,7 +56,7 @@ def twin_mlp(
             that cannot run here.
     """
     _check(inputs, first, second, activation, precision, backend)
-    if backend == "torch" or (backend == "auto" and not (inputs.is_cuda and precision == "bfloat16")):
+    if backend == "torch" or (backend == "auto" and (precision == "float32" or not inputs.is_cuda)):
         return TwinOutputs(*(_mlp(inputs.detach(), layers, activation, precision) for layers in (first, second)))
     parameters = [x for pair in zip(first, second, strict=True) for layer in pair for x in layer]
     one, two, *_ = torch.ops.rollscan.twin_mlp(inputs.detach(), parameters, activation, precision)
@@ -122,9 +124,9 @@ def _backward(
 def _fake_forward(inputs: Tensor, parameters: list[Tensor], activation: str, precision: str) -> tuple[Tensor, ...]:
     rows, hidden = len(inputs), sum(len(bias) for bias in parameters[1:-4:2])
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    packed = sum(weight.numel() for weight in parameters[::2])
+    weights = sum(weight.numel() for weight in parameters[::2])
     outputs = (inputs.new_empty(rows, len(bias)) for bias in (parameters[-3], parameters[-1]))
-    return *outputs, inputs.new_empty(rows * hidden, dtype=dtype), inputs.new_empty(packed, dtype=dtype)
+    return *outputs, inputs.new_empty(rows * hidden, dtype=dtype), inputs.new_empty(2, weights, dtype=dtype)
 
 
 def _fake_backward(

@@ -49,7 +49,7 @@ def makers(problem: Problem, batch: FixedBatch, precision: str, device: str) -> 
     def ours_as(name: str) -> Make:
         return lambda config: ours(problem, batch, VARIANTS[name], precision, config)
 
-    names = [name for name, variant in VARIANTS.items() if variant.runs(problem, precision, device)]
+    names = [name for name, variant in VARIANTS.items() if variant.runs(problem, device)]
     ways = {name: ours_as(name) for name in names}
     if device == "cuda":
         ways[PLAIN] = lambda config: plain_update(problem, batch, precision, config)

@@ -19,9 +19,17 @@ from torch import Tensor
 from triton.runtime import driver
 from tune_credit import Target
 
-from kernels import triton_adam, triton_gather, triton_loss_launch, triton_step_guard, triton_twin_launch
+from kernels import (
+    triton_adam,
+    triton_gather,
+    triton_loss_launch,
+    triton_shuffle,
+    triton_step_guard,
+    triton_twin_launch,
+)
 from kernels.adam import Moments
 from kernels.loss_inputs import Coefficients, LossInputs
+from kernels.shuffle import ROUNDS
 from kernels.step_guard import COUNTS, GuardSettings
 from kernels.triton_call import Launch
 
@@ -59,16 +67,18 @@ def loss_launches(distribution: str, actions: int, is_gathered: bool) -> list[La
     return launches + triton_loss_launch.backward_launches(total, report, inputs, coefficients)[1]
 
 
-def twin_launches(hidden_sizes: list[int]) -> list[Launch]:
+def twin_launches(hidden_sizes: list[int], precision: str) -> list[Launch]:
     """Two networks over 60 observations, for 8 actions and a value."""
     networks = [list(itertools.pairwise([60, *hidden_sizes, outputs])) for outputs in (8, 1)]
     shapes = [shape for pair in zip(*networks, strict=True) for shape in pair]
     parameters = [x for inputs, outputs in shapes for x in (empty(outputs, inputs), empty(outputs))]
-    format = triton_twin_launch.FORMATS["bfloat16"]
-    layers = triton_twin_launch.layers_of(parameters, triton_twin_launch.pack(parameters, format))
+    format = triton_twin_launch.FORMATS[precision]
+    packed, packing = triton_twin_launch.pack(parameters, format)
+    layers = triton_twin_launch.layers_of(parameters, packed)
     inputs = empty(ROWS, 60)
     (first, second, memory), launches = triton_twin_launch.forward_launches(inputs, layers, "elu", format)
-    return launches + triton_twin_launch.backward_launches((first, second), inputs, layers, memory, "elu", format)[1]
+    down = triton_twin_launch.backward_launches((first, second), inputs, layers, memory, "elu", format)[1]
+    return [packing, *launches, *down]
 
 
 def gather_launches() -> list[Launch]:
@@ -94,8 +104,11 @@ def cases(hidden_sizes: list[int]) -> Iterator[tuple[str, list[Launch]]]:
         name = f"{distribution} {actions}{' gathered' if is_gathered else ''}"
         yield name, loss_launches(distribution, actions, is_gathered)
     yield "gather", gather_launches()
+    orders = empty(4, 2 * ROWS, dtype=torch.int64)
+    yield "shuffle", [triton_shuffle.launch(orders, empty(4, ROUNDS, dtype=torch.int64))]
     yield "optimizer step", step_launches()
-    yield f"twin {'-'.join(map(str, hidden_sizes))}", twin_launches(hidden_sizes)
+    for precision in ("bfloat16", "tf32", "tf32x3"):
+        yield f"twin {'-'.join(map(str, hidden_sizes))} {precision}", twin_launches(hidden_sizes, precision)
 
 
 def main() -> None:

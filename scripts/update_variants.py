@@ -31,10 +31,10 @@ class Variant(NamedTuple):
     compiled: bool = False
     twin: bool = False
 
-    def runs(self, problem: Problem, precision: str, device: str) -> bool:
+    def runs(self, problem: Problem, device: str) -> bool:
         """Whether there is such an update."""
         on_gpu = device == "cuda" or not (self.graphs or self.fused_loss or self.twin)
-        return on_gpu and not (self.twin and (precision != "bf16" or max(problem.hidden_sizes) > MAX_WIDTH))
+        return on_gpu and not (self.twin and max(problem.hidden_sizes) > MAX_WIDTH)
 
 
 VARIANTS = {

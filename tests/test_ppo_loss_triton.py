@@ -56,7 +56,8 @@ def test_every_kernel_of_an_update_compiles_without_spills() -> None:
     rows = list(csv.DictReader(done.stdout.splitlines()))
     assert {row["kernel"] for row in rows} == {
         "forward_kernel", "finish_kernel", "backward_kernel", "layer_kernel", "input_gradient_kernel",
-        "weight_gradient_kernel", "gather_kernel", "squares_kernel", "guard_kernel", "adam_kernel",
+        "weight_gradient_kernel", "pack_kernel", "gather_kernel", "shuffle_kernel", "squares_kernel", "guard_kernel",
+        "adam_kernel",
     }  # fmt: skip
     for row in rows:
         assert row["stack_bytes"] == "0", row
@@ -115,7 +116,7 @@ def test_a_replayed_graph_reads_inputs_and_coefficients_anew_and_allocates_nothi
     for case, clip in zip(cases, (0.1, 0.3), strict=True):
         for name, x in case.items():
             if isinstance(x, Tensor):
-                leaves.get(name, static[name]).detach().copy_(x)
+                {**static, **leaves}[name].detach().copy_(x)
         for x in numbers.values():
             x.fill_(clip)
         graph.replay()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import twin_mlp
+from kernels.operations import Backend
 from trainer.config import PolicyConfig
 from trainer.policy import ActorCritic
 from trainer.twin_policy import TwinActorCritic, twin_obstacle
@@ -85,6 +86,28 @@ def test_outputs_and_gradients_are_those_of_the_separate_networks(
 
 
 @on_cpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 2e-3), ("tf32x3", 3e-6)])
+def test_products_of_fewer_digits_stay_near_the_separate_networks(precision: str, tolerance: float) -> None:
+    pair, x = networks(60, [64, 33], 8), torch.randn(70, 60, generator=torch.Generator().manual_seed(1))
+    assert_close(run(pair, x, precision=precision, backend="triton"), in_float64(pair, x), tolerance)
+
+
+@on_cpu
+def test_weights_are_packed_rounded_as_they_are_and_turned() -> None:
+    """To the nearest tf32, ties away from 0; what is not finite stays."""
+    ulp = 2.0**-10
+    given = [1.0, 1 + 0.49 * ulp, 1 + 0.5 * ulp, -1 - 0.5 * ulp, 1 + 1.4 * ulp, 0.0, torch.inf, torch.nan]
+    expected = [1.0, 1.0, 1 + ulp, -1 - ulp, 1 + ulp, 0.0, torch.inf, torch.nan]
+    wide, tall = torch.tensor(given).view(2, 4), torch.arange(35.0 * 33).view(35, 33)
+    packed, launch = triton_launch.pack([wide, torch.zeros(2), tall, torch.zeros(35)], triton_launch.FORMATS["tf32"])
+    packed.fill_(torch.nan)
+    triton_launch.run([launch], packed.device)
+    rounded = torch.tensor(expected).view(2, 4)
+    for half, weights in zip(packed, ([rounded, tall], [rounded.t(), tall.t()]), strict=True):
+        torch.testing.assert_close(half, torch.cat([w.flatten() for w in weights]), rtol=0, atol=0, equal_nan=True)
+
+
+@on_cpu
 def test_sums_over_rows_are_joined_from_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_launch, "rows_of_part", lambda rows: 64)
     pair, x = networks(5, [20], 3), torch.randn(201, 5)
@@ -127,7 +150,7 @@ def test_rows_may_lie_apart(backend: str) -> None:
 
 
 @every_backend
-def test_a_compiled_function_holds_both_networks_in_one_graph(backend: str) -> None:
+def test_a_compiled_function_holds_both_networks_in_one_graph(backend: Backend) -> None:
     pair, x = networks(5, [20], 3), torch.randn(33, 5)
 
     def loss(first: list[tuple[Tensor, Tensor]], second: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -145,7 +168,7 @@ def test_a_compiled_function_holds_both_networks_in_one_graph(backend: str) -> N
     ("change", "error", "message"),
     [
         ({"activation": "gelu"}, ValueError, "activation: expected one of elu, relu, tanh, got 'gelu'"),
-        ({"precision": "fp8"}, ValueError, "precision: expected one of bfloat16, float32, got 'fp8'"),
+        ({"precision": "fp8"}, ValueError, "precision: expected one of bfloat16, tf32, tf32x3, float32, got 'fp8'"),
         ({"inputs": torch.zeros(5)}, ValueError, r"inputs: expected \[B, I\] with contiguous rows"),
         ({"inputs": torch.zeros(4, 6)}, ValueError, r"first\[0\]: expected a weight \[outputs, 6\]"),
         ({"inputs": torch.zeros(4, 5).double()}, TypeError, "expected float32 on cpu, got shape .* torch.float64"),
@@ -186,19 +209,16 @@ def test_a_twin_policy_has_the_parameters_and_outputs_of_a_plain_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "device", "autocast", "message"),
+    ("change", "device", "message"),
     [
-        ({}, "cpu", "bfloat16", "needs device=cuda"),
-        ({}, "cuda", "none", "not under autocast=none"),
-        ({"core": "lstm"}, "cuda", "bfloat16", "policy.core=lstm"),
-        ({"hidden_sizes": [1024, 64]}, "cuda", "bfloat16", "hidden layers of up to 512"),
-        ({}, "cuda", "bfloat16", None),
+        ({}, "cpu", "needs device=cuda"),
+        ({"core": "lstm"}, "cuda", "policy.core=lstm"),
+        ({"hidden_sizes": [1024, 64]}, "cuda", "hidden layers of up to 512"),
+        ({}, "cuda", None),
     ],
 )
-def test_a_twin_policy_says_where_it_cannot_stand(
-    change: dict[str, Any], device: str, autocast: str, message: str | None
-) -> None:
-    obstacle = twin_obstacle(PolicyConfig(**change), torch.device(device), autocast)
+def test_a_twin_policy_says_where_it_cannot_stand(change: dict[str, Any], device: str, message: str | None) -> None:
+    obstacle = twin_obstacle(PolicyConfig(**change), torch.device(device))
     assert obstacle is None if message is None else message in str(obstacle)
 
 
@@ -206,7 +226,9 @@ def test_a_twin_policy_says_where_it_cannot_stand(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 2e-2), ("float32", 1e-5)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("bfloat16", 2e-2), ("tf32", 2e-3), ("tf32x3", 1e-5), ("float32", 1e-5)]
+)
 @pytest.mark.parametrize(("rows", "inputs", "hidden", "outputs"), [(4099, 60, [256, 128, 64], 8), (33, 3, [31, 17], 2)])
 def test_on_a_gpu_both_networks_agree_with_float64_and_repeat_bit_for_bit(
     rows: int, inputs: int, hidden: list[int], outputs: int, precision: str, tolerance: float

@@ -105,12 +105,12 @@ def make_policy(
         ConfigError: spaces and networks do not fit together, or ``policy.backend=triton`` cannot run here.
     """
     kind, backend = ActorCritic, config.policy.backend
-    obstacle = twin_obstacle(config.policy, device, config.autocast)
+    obstacle = twin_obstacle(config.policy, device)
     if config.credit.estimator == "retrace":
         kind, obstacle = QActorCritic, "has no Q head for credit.estimator=retrace"
     if backend == "triton" and obstacle:
         raise ConfigError(f"policy.backend=triton {obstacle}; use policy.backend=auto")
-    if not obstacle and backend != "torch":
+    if not obstacle and (backend == "triton" or (backend == "auto" and config.autocast == "bfloat16")):
         kind = TwinActorCritic
     return kind(observation_space, action_space, config.policy, autocast_dtype(config)).to(device)
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.shuffle import shuffle_
 from kernels.step_guard import COUNTS, GuardSettings
 from trainer import distributed, losses, schedules
 from trainer.config import PPOConfig
@@ -175,8 +176,7 @@ class PPO:
             self.value_normalizer.update(targets, valid, self.policy.value_head)
         self._batch.values.copy_(self._normalized(values).flatten())
         self._load_credit()
-        for order in self._orders:
-            torch.randperm(len(order), out=order)
+        shuffle_(self._orders)
         self._counts.copy_(distributed.sum_(self._batch.counts_of(self._orders, self.config.num_minibatches)))
 
     def _load_credit(self) -> None:
