@@ -105,7 +105,7 @@ def test_replayed_updates_equal_eager_ones(settings: list[str], engine: list[str
 
 
 @pytest.mark.gpu
-def test_actors_that_replay_side_by_side_collect_what_their_versions_say():
+def test_actors_that_replay_side_by_side_leave_nothing_that_is_not_finite():
     overrides = ("device=cuda", "env.pools=4", "num_envs=64", "impala.num_minibatches=2")
     metrics, parameters = train(*overrides, updates=60)
     assert all(m["skipped_minibatches"] == 0 for m in metrics)
