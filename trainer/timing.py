@@ -21,7 +21,7 @@ PHASES: tuple[str, ...] = ("env_step", "transfer", "inference", "credit", "updat
 UPDATE_PARTS: tuple[str, ...] = ("forward", "backward", "optimizer")
 
 #: Of many equal turns about so many are timed on CUDA, where an event costs as much time as a small step takes.
-_TIMED_TURNS = 8
+_TIMED_TURNS = 4
 
 Stamp = torch.cuda.Event | int
 _BATCHES, _EMPTY_PHASES = 5, 50
