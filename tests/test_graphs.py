@@ -219,6 +219,14 @@ def test_the_fused_loss_trains_as_the_one_in_torch_does(env: str) -> None:
     assert_alike(*(run(f"loss.backend={backend}", *common) for backend in ("triton", "torch")))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("env", ["CartPole", "Pendulum"])
+def test_networks_side_by_side_train_as_those_apart_do(env: str) -> None:
+    """Products of some 21 bits instead of 24, and what Adam makes of it."""
+    common = [*ENGINES["torch"], f"env.id={env}", "matmul_precision=highest"]
+    assert_alike(*(run(f"policy.backend={backend}", *common) for backend in ("triton", "torch")))
+
+
 def assert_alike(replayed_run: Run, eager_run: Run) -> None:
     (replayed, replayed_parameters), (eager, eager_parameters) = replayed_run, eager_run
     for a, b in zip(replayed_parameters, eager_parameters, strict=True):
