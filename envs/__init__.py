@@ -18,13 +18,13 @@ class Engine(NamedTuple):
 
     module: str
     class_name: str
-    requirement: str
+    requirement: str  #: what ``pip install`` takes
 
 
 ENGINES = {
-    "envpool": Engine("envs.envpool_cpu", "EnvPoolVecEnv", "rollscan"),
-    "mujoco_warp": Engine("envs.mujoco_warp", "MujocoWarpVecEnv", "rollscan[warp]"),
-    "torch": Engine("envs.torch_classic", "TorchVecEnv", "rollscan"),
+    "envpool": Engine("envs.envpool_cpu", "EnvPoolVecEnv", "-e ."),
+    "mujoco_warp": Engine("envs.mujoco_warp", "MujocoWarpVecEnv", "-e '.[warp]'"),
+    "torch": Engine("envs.torch_classic", "TorchVecEnv", "-e ."),
 }
 
 
@@ -80,6 +80,6 @@ def _load(engine: str) -> Any:
         module = importlib.import_module(entry.module)
     except ModuleNotFoundError as error:
         raise EnvError(
-            f"env.engine={engine} needs the package {error.name}: pip install '{entry.requirement}'"
+            f"env.engine={engine} needs the package {error.name}: pip install {entry.requirement}"
         ) from error
     return getattr(module, entry.class_name)

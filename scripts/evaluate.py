@@ -84,7 +84,7 @@ def _film(path: Path, target: Path, seed: int) -> None:
     done = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip() or "no message").splitlines()[-1]
-        raise ConfigError(f"video=true: no film was made (it needs rollscan[video]): {reason}")
+        raise ConfigError(f"video=true: no film was made (it needs pip install -e '.[video]'): {reason}")
     print(f"film           {target}")
 
 

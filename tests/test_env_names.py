@@ -71,7 +71,7 @@ def test_a_missing_package_names_what_installs_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "warp", None)  # type: ignore[arg-type]  # None makes the import fail
     for module in [name for name in sys.modules if name.startswith(("envs.mujoco_warp", "envs.warp"))]:
         monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(EnvError, match=r"env\.engine=mujoco_warp needs .*pip install 'rollscan\[warp\]'"):
+    with pytest.raises(EnvError, match=r"env\.engine=mujoco_warp needs .*pip install -e '\.\[warp\]'"):
         envs.make("Ant", "mujoco_warp", 1)
 
 

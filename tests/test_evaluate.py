@@ -129,7 +129,7 @@ def test_a_policy_that_does_not_fit_the_env_is_refused_by_its_tensor(run: Path):
 
 @pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("imageio", "imageio_ffmpeg", "pygame")),
-    reason="films need rollscan[video]",
+    reason="films need pip install -e '.[video]'",
 )
 def test_a_film_has_a_frame_for_every_state(run: Path, monkeypatch: pytest.MonkeyPatch):
     import imageio.v3

@@ -1,7 +1,7 @@
 """Films one episode of a checkpoint: ``python -m trainer.video <checkpoint> <file.mp4> <seed>``.
 
-Runs as a process of its own. Gymnasium renders, so the env must be registered there (``pip install
-'rollscan[video]'``).
+Runs as a process of its own. Gymnasium renders, so the env must be registered there (``pip install -e
+'.[video]'``).
 """
 
 from __future__ import annotations
