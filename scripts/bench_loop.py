@@ -88,13 +88,12 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=6, help="updates before that: compilation, capture")
     parser.add_argument("--no-save", action="store_true", help=f"print only; do not append to {RESULTS.name}")
     arguments = parser.parse_args()
-    rows = []
+    source = provenance(("envpool", "mujoco-warp", "triton"))
     for variant in arguments.against:
-        rows.append(measure([*arguments.settings, *variant.split()], arguments.skip, arguments.updates))
-        print(format_table(rows[-1:], [name for name in rows[-1] if name != "settings"]), rows[-1]["settings"], "\n")
-    if not arguments.no_save:
-        source = provenance(("envpool", "mujoco-warp", "triton"))
-        append_rows(RESULTS, [{**row, **source} for row in rows])
+        row = measure([*arguments.settings, *variant.split()], arguments.skip, arguments.updates)
+        print(format_table([row], [name for name in row if name != "settings"]), row["settings"], "\n", flush=True)
+        if not arguments.no_save:
+            append_rows(RESULTS, [{**row, **source}])
 
 
 if __name__ == "__main__":

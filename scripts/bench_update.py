@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,13 @@ def times_of(update: Update, repeats: int, device: str) -> tuple[list[float], li
 
 def measure(
     problem: Problem, batch: FixedBatch, precision: str, repeats: int, device: str, wanted: list[str] | None = None
-) -> list[dict[str, Any]]:
-    """One row for each way, or for those ``wanted``.
+) -> Iterator[dict[str, Any]]:
+    """One row for each way, or for those ``wanted``, as soon as it is measured.
 
     Raises:
         SystemExit: a variant's step is not that of eager float32.
     """
     expected = one_step(problem, lambda config: ours(problem, batch, VARIANTS["eager"], "fp32", config))
-    rows = []
     for name, make in makers(problem, batch, precision, device).items():
         if wanted and name not in wanted:
             continue
@@ -109,11 +108,8 @@ def measure(
         whole, calls = times_of(make(problem.ppo()), repeats, device)
         p20, p50, p80 = (round(whole[round((repeats - 1) * q)], 3) for q in (0.2, 0.5, 0.8))
         host = round(calls[repeats // 2], 3)
-        rows.append(
-            {"variant": name, "p20_ms": p20, "p50_ms": p50, "p80_ms": p80, "host_ms": host, "error": f"{error:.0e}"}
-        )
+        yield {"variant": name, "p20_ms": p20, "p50_ms": p50, "p80_ms": p80, "host_ms": host, "error": f"{error:.0e}"}
         torch.compiler.reset()
-    return rows
 
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -141,12 +137,13 @@ def main() -> None:
         problem = PROBLEMS[name]._replace(**({"envs": arguments.envs} if arguments.envs else {}))
         batch = fixed_batch(problem, arguments.device)
         for precision in arguments.precisions:
-            rows = measure(problem, batch, precision, arguments.repeats, arguments.device, arguments.variants)
-            rows = [{"problem": name, "precision": precision, **row} for row in rows]
+            rows = []
+            for row in measure(problem, batch, precision, arguments.repeats, arguments.device, arguments.variants):
+                rows.append({"problem": name, "precision": precision, **row})
+                if not arguments.no_save:
+                    append_rows(RESULTS, [{**rows[-1], "rows": problem.rows, **origin}])
             table = with_ratios(rows)
             print(format_table(table, table[0]), flush=True)
-            if not arguments.no_save:
-                append_rows(RESULTS, [{**row, "rows": problem.rows, **origin} for row in rows])
 
 
 if __name__ == "__main__":

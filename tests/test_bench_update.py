@@ -15,7 +15,7 @@ SMALL = PROBLEMS["ant"]._replace(steps=4, envs=16, hidden_sizes=(8, 4))
 
 
 def test_eager_updates_are_measured_and_checked_against_float32() -> None:
-    rows = bench_update.measure(SMALL, fixed_batch(SMALL, "cpu"), "bf16", 3, "cpu")
+    rows = list(bench_update.measure(SMALL, fixed_batch(SMALL, "cpu"), "bf16", 3, "cpu"))
     assert rows[0]["variant"] == "eager"
     assert 0 < rows[0]["p20_ms"] <= rows[0]["p50_ms"] <= rows[0]["p80_ms"]
     assert 0 < float(rows[0]["error"]) <= bench_update.TOLERANCES["bf16"]
@@ -24,7 +24,7 @@ def test_eager_updates_are_measured_and_checked_against_float32() -> None:
 def test_a_variant_that_takes_another_step_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bench_update.TOLERANCES, "bf16", 0.0)
     with pytest.raises(SystemExit, match="eager, bf16: steps differ by"):
-        bench_update.measure(SMALL, fixed_batch(SMALL, "cpu"), "bf16", 3, "cpu")
+        list(bench_update.measure(SMALL, fixed_batch(SMALL, "cpu"), "bf16", 3, "cpu"))
 
 
 def test_every_variant_starts_from_the_same_parameters_and_batch() -> None:
