@@ -27,10 +27,10 @@ def shuffled(count: int, size: int, backend: Backend, device: str, seed: int = 0
 
 
 @every_backend
-@pytest.mark.parametrize("size", [1, 2, 3, 16, 17, 63, 1000, 4096, 4099])
+@pytest.mark.parametrize("size", [1, 2, 3, 16, 17, 63, 1025])
 def test_every_row_holds_every_number_once(backend: Backend, device: str, size: int) -> None:
-    orders = shuffled(3, size, backend, device)
-    assert torch.equal(orders.sort(1).values, torch.arange(size).expand(3, size))
+    orders = shuffled(2, size, backend, device)
+    assert torch.equal(orders.sort(1).values, torch.arange(size).expand(2, size))
 
 
 @every_backend
@@ -49,7 +49,7 @@ def test_orders_follow_the_seed_and_differ_among_rows(backend: Backend, device: 
 @every_backend
 @pytest.mark.parametrize("size", [5, 64])
 def test_every_number_comes_to_every_place_equally_often(backend: Backend, device: str, size: int) -> None:
-    rows = 4000 if device == "cuda" or backend == "torch" else 60
+    rows = 4000 if device == "cuda" or backend == "torch" else 40
     orders = shuffled(rows, size, backend, device)
     counts = torch.stack([(orders == number).sum(0) for number in range(size)]).double()
     expected = rows / size

@@ -7,7 +7,7 @@ import torch
 
 from kernels.step_guard import COUNTS, Decision, GuardSettings, guard_step
 
-ADAPTIVE = GuardSettings(desired_kl=0.008, min_learning_rate=1e-5, max_learning_rate=1e-2)
+ADAPTIVE = GuardSettings(max_grad_norm=1.0, desired_kl=0.008, min_learning_rate=1e-5, max_learning_rate=1e-2)
 BACKENDS = [
     pytest.param(False, "cpu", id="torch"),
     pytest.param(True, "cpu", id="interpreted", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="no CPU")),
