@@ -2,7 +2,7 @@
 
     python scripts/amdahl.py preset=h200              # the corners of the project on one GPU: about 15 minutes
     python scripts/amdahl.py preset=h200 resume=true  # without what the table has from the same commit and machine
-    python scripts/amdahl.py preset=smoke device=cpu  # the same report from a laptop, in under a minute
+    python scripts/amdahl.py preset=smoke device=cpu out=runs/amdahl  # the same report from a laptop, in under a minute
     python scripts/amdahl.py preset=h200 only=Ant     # cells whose name has this text; seconds=100 cuts the rest off
     python scripts/amdahl.py preset=h200 shard=1/2 device=cuda:0   # half of the cells; another command, the other half
     python scripts/amdahl.py report=docs/results/amdahl.csv        # the page anew from the newest rows of a table
