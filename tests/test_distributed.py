@@ -136,6 +136,24 @@ def test_the_command_under_torchrun_trains_one_run_in_one_folder(tmp_path: Path,
     assert done.stderr.count("finished after") == 1
 
 
+@pytest.mark.gpu
+@TWO_GPUS
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_two_gpus_learn_the_same_with_sums_inside_of_graphs_as_without_graphs(tmp_path: Path, algo: str) -> None:
+    settings = [setting for setting in SMALL if not setting.startswith(("device=", "ppo.", "total_steps="))]
+    settings += [f"algo={algo}", "device=cuda", "env.engine=torch", "env.options.compile=false", "total_steps=3000"]
+    if algo == "impala":
+        settings.append("impala.force_lag=1")  # repeatable
+    losses = []
+    for graphs in (True, False):
+        done = torchrun(tmp_path, *settings, f"cuda_graphs={graphs}", f"out={graphs}")
+        assert done.returncode == 0, done.stderr
+        assert "cannot be captured" not in done.stderr
+        losses.append([row["loss/total"] for row in rows(tmp_path / str(graphs))])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) > 10
+
+
 def test_a_single_process_agrees_with_itself() -> None:
     tensor = torch.tensor([1.0, 2.0, 3.0])
     assert (distributed.rank(), distributed.world_size(), distributed.local_rank()) == (0, 1, 0)

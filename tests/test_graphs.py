@@ -113,6 +113,17 @@ def test_a_reset_step_warms_up_and_is_captured_again(captures: list[int]) -> Non
     assert captures == [3, 3]
 
 
+def test_closed_graphs_hold_nothing_that_was_captured(captures: list[int]) -> None:
+    some = Graphs(enabled=True)
+    step = some.step("a step", Part(None, lambda: None))
+    for closings in range(2):
+        for _ in range(WARM_UP_CALLS + 2):
+            step()
+        assert len(captures) == 1 + closings
+        some.close()
+        assert step._replays == []
+
+
 def test_steps_of_one_name_share_memory(captures: list[int]) -> None:
     some = Graphs(enabled=True)
     assert some.pool("minibatches") is some.pool("minibatches")

@@ -151,14 +151,6 @@ def make_method(config: Config, parts: Parts) -> Method:
     return _METHODS[config.algo](config, parts)
 
 
-def _update_graphs(parts: Parts) -> Graphs:
-    """How an update's steps become graphs: with several ranks they do not."""
-    if not parts.graphs.enabled or distributed.world_size() == 1:
-        return parts.graphs
-    parts.console.notice("cuda_graphs=true: ranks sum gradients inside the minibatch steps, which run eagerly")
-    return replace(parts.graphs, enabled=False)
-
-
 def _ppo(config: Config, parts: Parts) -> Method:
     collector = Collector(
         parts.env, parts.policy, parts.observation_normalizer, parts.value_normalizer, parts.action_map,
@@ -166,7 +158,7 @@ def _ppo(config: Config, parts: Parts) -> Method:
     )  # fmt: skip
     ppo = PPO(
         parts.policy, parts.value_normalizer, partial(estimate, config=config.credit, backend=parts.backend),
-        config.ppo, _update_graphs(parts), resolve_loss_backend(config, parts.device, parts.policy.head),
+        config.ppo, parts.graphs, resolve_loss_backend(config, parts.device, parts.policy.head),
         config.compile,
     )  # fmt: skip
     return Method(collector, ppo)
@@ -181,7 +173,7 @@ def _impala(config: Config, parts: Parts) -> Method:
         config.impala.correction,
     )  # fmt: skip
     impala = Impala(
-        parts.policy, parts.observation_normalizer, normalizer, estimator, config.impala, _update_graphs(parts),
+        parts.policy, parts.observation_normalizer, normalizer, estimator, config.impala, parts.graphs,
         resolve_loss_backend(config, parts.device, parts.policy.head),
     )  # fmt: skip
     return Method(ActorPool(config, parts.env, parts), impala)

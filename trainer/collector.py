@@ -11,7 +11,6 @@ from torch import Tensor
 
 from envs.actions import ActionMap
 from envs.base import VecEnv
-from trainer import distributed
 from trainer.graphs import GraphedStep, Graphs, Part
 from trainer.normalize import ObservationNormalizer, Scaling, ValueNormalizer
 from trainer.policy import Action, ActorCritic
@@ -92,7 +91,6 @@ class Collector:
                 "the rollout's end",
                 Part("normalize", partial(self._normalize_observations, rollout)),
                 Part("inference", partial(self._evaluate_last, rollout)),
-                capturable=distributed.world_size() == 1,  # ranks merge what their normalizers saw
             ),
         )
 

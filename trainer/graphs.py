@@ -34,6 +34,7 @@ class Graphs:
     notice: Callable[[str], None] = print
     generators: tuple[torch.Generator, ...] = ()  #: that steps draw from, beside the device's default one
     _pools: dict[str, Any] = field(default_factory=dict)
+    _steps: list[GraphedStep] = field(default_factory=list)
 
     def step(self, name: str, *parts: Part, capturable: bool = True) -> GraphedStep:
         """A step of these parts, in this order.
@@ -44,7 +45,13 @@ class Graphs:
             parts: read and write tensors that stay where they are.
             capturable: False for a step that always runs eagerly.
         """
-        return GraphedStep(name, parts, self, self.enabled and capturable)
+        self._steps.append(GraphedStep(name, parts, self, self.enabled and capturable))
+        return self._steps[-1]
+
+    def close(self) -> None:
+        """Forget all graphs: NCCL does not let ranks part while there are graphs that hold sums over them."""
+        for step in self._steps:
+            step.reset()
 
     def pool(self, name: str) -> Any:
         """The memory of the graphs of one name."""

@@ -82,12 +82,12 @@ class Trainer:
             console.notice(action_map.notice)
         self.episodes = EpisodeTracker(n, config.logging.episode_window, self.backend, self.device)
         self.episode_statistics = self.episodes.statistics()
+        self.graphs = make_graphs(config, self.device, self.clock, console)
         self.source, self.algorithm = make_method(
             config,
             Parts(
                 self.env, self.policy, action_map, self.observation_normalizer, self.value_normalizer,
-                make_graphs(config, self.device, self.clock, console), self.backend, self.device, console,
-                self.episodes,
+                self.graphs, self.backend, self.device, console, self.episodes,
             ),
         )  # fmt: skip
         self.probe: CreditProbe | None = (
@@ -197,8 +197,9 @@ class Trainer:
             self.reward_normalizer.restart()
 
     def close(self) -> None:
-        """End the source of rollouts and the env; calling it twice is fine."""
+        """End the source of rollouts, the graphs and the env; calling it twice is fine."""
         self.source.close()
+        self.graphs.close()
         self.env.close()
 
     def state_dict(self) -> dict[str, Any]:
