@@ -132,6 +132,15 @@ def test_a_changed_run_is_refused_with_the_name_of_what_does_not_fit(run: RunFol
     assert files() == before
 
 
+def test_an_optimizer_of_another_version_is_refused_in_one_line(run: RunFolder):
+    trainer = Trainer(small_config(), QuietConsole())
+    state = checkpoint.load_newest(run.checkpoints, print)
+    state["algorithm"]["optimizer"] = {"state": {}, "param_groups": []}
+    with pytest.raises(CheckpointError, match=r"^here: the optimizer's state has no '\w+': another version wrote it"):
+        trainer.load_state_dict(state, "here")
+    trainer.close()
+
+
 def test_a_torn_newest_checkpoint_is_named_and_the_one_before_continues(tmp_path: Path):
     assert run_until(3, small_config("out=run", "checkpoint.interval_updates=1"), tmp_path) == 143
     torn = tmp_path / "run/checkpoints/update-00000003.pt"

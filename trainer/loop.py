@@ -246,12 +246,17 @@ class Trainer:
         unknown = sorted(state["modules"].keys() - modules.keys())
         if unknown:
             raise CheckpointError(f"{where}: this configuration has no {unknown[0]}; was it changed?")
-        self.algorithm.load_state_dict(state["algorithm"])
+        try:
+            self.algorithm.load_state_dict(state["algorithm"])
+        except KeyError as error:
+            raise CheckpointError(
+                f"{where}: the optimizer's state has no {error}: another version wrote it; it can still be evaluated"
+            ) from error
         self.episodes.load_state_dict(state["episodes"])
         self.episode_statistics = self.episodes.statistics()
         for name, value in state["counters"].items():
             setattr(self, name, value)
-        if not self.source.load_state_dict(state["source"]) or distributed.world_size() > 1:
+        if not self.source.load_state_dict(state.get("source", {})) or distributed.world_size() > 1:
             self.start_envs_anew()
         if distributed.rank() == 0:
             checkpoint.restore_rng_state(state["rng"], self.device)
