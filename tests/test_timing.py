@@ -81,7 +81,7 @@ def test_a_few_of_many_equal_turns_stand_for_all_of_them(hands: Hands) -> None:
         hands.spend(1)
     clock.lap()
     turns = 4 + 4 * 102
-    expected = {"inference": turns / 4, "env_step": turns / 2, "other": turns / 4, "credit": 7, "total": 7 + turns}
+    expected = {"inference": turns / 3, "env_step": turns * 2 / 3, "credit": 7, "total": 7 + turns}
     assert nonzero(clock.read()) == pytest.approx(expected)
     with clock.phase("log"):
         hands.spend(3)

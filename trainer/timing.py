@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
@@ -33,21 +33,6 @@ class _Turns:
 
     start: Stamp
     end: Stamp | None = None
-    timed: list[tuple[Stamp, Stamp]] = field(default_factory=list)
-
-    def scale(self) -> float:
-        """All turns' time by that of the timed ones."""
-        if self.end is None:
-            raise ValueError("the turns are not over")
-        timed = sum(_elapsed_ms(*turn) for turn in self.timed)
-        return _elapsed_ms(self.start, self.end) / timed if timed else 1.0
-
-    def stamps(self) -> Iterator[Stamp]:
-        """All that were taken."""
-        yield self.start
-        if self.end is not None:
-            yield self.end
-        yield from itertools.chain.from_iterable(self.timed)
 
 
 class _Span(NamedTuple):
@@ -119,7 +104,8 @@ class PhaseClock:
         """``0 .. count - 1``, for as many turns that do the same.
 
         Where more than ``timed_turns`` are to come, only evenly spaced ones of them are timed, and their phases are
-        scaled to the time that all turns took: what each phase took is then an estimate, the sum is not.
+        scaled to fill the time that all turns took: between the phases of a timed turn there are the stamps, which the
+        other turns do not have. What each phase took is then an estimate, the sum is not.
         """
         stride = -(-count // self._timed_turns) if self._timed_turns else 1
         if stride == 1:
@@ -129,13 +115,7 @@ class PhaseClock:
         try:
             for number in range(count):
                 self._is_silent = number % stride != stride - 1
-                if self._is_silent:
-                    yield number
-                    continue
-                start = self._stamp()
                 yield number
-                turns.timed.append((start, self._stamp()))
-                self._phases += 1  # a pair of stamps more
         finally:
             turns.end = self._stamp()
             self._turns, self._is_silent = None, False
@@ -176,7 +156,7 @@ class PhaseClock:
         # the median: the first batch is cold, and others may be interrupted
         return median(_elapsed_ms(*batch) for batch in itertools.pairwise(borders)) / _EMPTY_PHASES
 
-    def _use_again(self, stamps: Iterable[Stamp]) -> None:
+    def _use_again(self, stamps: Iterable[Stamp | None]) -> None:
         self._events += {id(stamp): stamp for stamp in stamps if isinstance(stamp, torch.cuda.Event)}.values()
 
     def read(self) -> dict[str, float]:
@@ -188,14 +168,13 @@ class PhaseClock:
         for lap in self._previous_laps:
             if isinstance(lap.end, torch.cuda.Event):
                 lap.end.synchronize()
-            turns = {span.turns for span in lap.spans if span.turns is not None}
-            scales = {some: some.scale() for some in turns}
-            for span in lap.spans:
+            spent = [(span, _elapsed_ms(span.start, span.end)) for span in lap.spans]
+            scales = _scales(spent)
+            for span, spent_ms in spent:
                 scale = scales[span.turns] if span.turns is not None else 1.0
-                milliseconds[span.name] = milliseconds.get(span.name, 0.0) + scale * _elapsed_ms(span.start, span.end)
+                milliseconds[span.name] = milliseconds.get(span.name, 0.0) + scale * spent_ms
             milliseconds["total"] += _elapsed_ms(lap.start, lap.end)
-            used = [lap.start, *(stamp for span in lap.spans for stamp in (span.start, span.end))]
-            self._use_again([*used, *itertools.chain.from_iterable(some.stamps() for some in turns)])
+            self._use_again([lap.start, *(stamp for some in (*lap.spans, *scales) for stamp in (some.start, some.end))])
         self.cost_ms = self._phase_ms * sum(lap.phases for lap in self._previous_laps)
         self._previous_laps = []
         named = sum(value for name, value in milliseconds.items() if name not in (*UPDATE_PARTS, "total"))
@@ -203,12 +182,21 @@ class PhaseClock:
         return milliseconds
 
 
+def _scales(spent: Iterable[tuple[_Span, float]]) -> dict[_Turns, float]:
+    """For turns of which some were timed: all turns' time by that of the phases in the timed ones."""
+    timed: dict[_Turns, float] = {}
+    for span, spent_ms in spent:
+        if span.turns is not None and span.name not in UPDATE_PARTS:
+            timed[span.turns] = timed.get(span.turns, 0.0) + spent_ms
+    return {some: _elapsed_ms(some.start, some.end) / total if total else 1.0 for some, total in timed.items()}
+
+
 def make_clock(device: torch.device, detailed: bool = False) -> PhaseClock:
     """A clock for this device; ``detailed`` times every turn also where that is dear."""
     return PhaseClock(device, _TIMED_TURNS if device.type == "cuda" and not detailed else None)
 
 
-def _elapsed_ms(start: Stamp, end: Stamp) -> float:
+def _elapsed_ms(start: Stamp, end: Stamp | None) -> float:
     if isinstance(start, int) and isinstance(end, int):
         return (end - start) / 1e6
     if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
