@@ -17,6 +17,8 @@ from small_runs import SMALL, rows
 from torch.multiprocessing.spawn import spawn
 
 from trainer import distributed
+from trainer.builder import resolve_device
+from trainer.config import ConfigError
 from trainer.policy import ActorCritic
 from trainer.rollout import Rollout
 
@@ -152,6 +154,12 @@ def test_two_gpus_learn_the_same_with_sums_inside_of_graphs_as_without_graphs(tm
         losses.append([row["loss/total"] for row in rows(tmp_path / str(graphs))])
     assert losses[0] == losses[1]
     assert len(losses[0]) > 10
+
+
+def test_one_gpu_for_several_ranks_of_a_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"^device=cuda:1 is one GPU for 2 ranks of this host; use device=cuda$"):
+        resolve_device("cuda:1")
 
 
 def test_a_single_process_agrees_with_itself() -> None:

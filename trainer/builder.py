@@ -38,8 +38,10 @@ def resolve_device(name: str) -> torch.device:
     """The device that ``device=`` names; under ``torchrun`` each rank of a host takes its own GPU.
 
     Raises:
-        ConfigError: a GPU was asked for that is not there.
+        ConfigError: a GPU was asked for that is not there, or one for several ranks.
     """
+    if ":" in name and local_ranks() > 1:
+        raise ConfigError(f"device={name} is one GPU for {local_ranks()} ranks of this host; use device=cuda")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
@@ -82,7 +84,7 @@ def make_training_env(config: Config, device: torch.device) -> VecEnv:
     """The env of this rank, as its algorithm steps it: for IMPALA a group with a member for each actor."""
     if config.algo != "impala":
         return make_env(config.env, config.num_envs, device, config.seed)
-    actors = config.env.pools
+    actors = config.num_actors
     threads = config.env.num_threads or math.ceil(usable_cores() / (local_ranks() * actors))
     alone = replace(config.env, pools=1, num_threads=threads)
     with ExitStack() as started:
