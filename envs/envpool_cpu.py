@@ -41,7 +41,8 @@ class EnvPoolVecEnv(VecEnv):
         seed: of the whole run, over all ranks; see `envs.seeding.first_seed`.
         rank: this process among ``world_size``.
         world_size: processes of the run, each with ``num_envs`` envs.
-        pools: contiguous groups of envs that step apart; their sizes differ by at most one.
+        pools: contiguous groups of envs that step apart; their sizes differ by at most one. 0 makes two, or one of a
+            single env.
         num_threads: C++ threads per pool; 0 shares the cores that this process may use among pools and local ranks.
         timeout: seconds to wait for one step of a pool before the env counts as stuck.
         **options: passed to EnvPool, e.g. ``max_episode_steps`` or Atari's ``stack_num``.
@@ -61,13 +62,14 @@ class EnvPoolVecEnv(VecEnv):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        pools: int = 2,
+        pools: int = 0,
         num_threads: int = 0,
         timeout: float = 60.0,
         **options: Any,
     ) -> None:
-        if not 1 <= pools <= num_envs:
-            raise EnvError(f"env.pools={pools}: it must be in 1 .. num_envs={num_envs}")
+        if not 0 <= pools <= num_envs:
+            raise EnvError(f"env.pools={pools}: it must be 0 (automatic) or in 1 .. num_envs={num_envs}")
+        pools = pools or min(2, num_envs)
         if num_threads < 0:
             raise EnvError(f"env.num_threads={num_threads}: it must be 0 (automatic) or more")
         if not timeout > 0:

@@ -203,10 +203,11 @@ def test_retrace_with_continuous_actions_is_refused_before_an_actor_starts(tmp_p
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (("num_envs=9",), "num_envs=9 does not divide into env.pools=2 actors"),
+        (("num_envs=9", "env.pools=2"), "num_envs=9 does not divide into env.pools=2 actors"),
         (("num_envs=1", "env.pools=2"), "num_envs=1 does not divide into env.pools=2 actors"),
         (("impala.rollouts_per_update=3",), "impala.rollouts_per_update=3 does not divide the 2 actors"),
-        (("impala.num_minibatches=9",), "impala.num_minibatches=9 is more than the 8 envs of a batch"),
+        (("impala.num_minibatches=65",), "impala.num_minibatches=65 is more than the 64 rows of a batch"),
+        (("impala.num_minibatches=9", "policy.core=gru"), "impala.num_minibatches=9 is more than the 8 envs"),
         (("credit.estimator=gae",), "credit.estimator=gae is not for algo=impala, which takes vtrace or retrace"),
         (("impala.max_lag=2", "impala.force_lag=4"), "impala.force_lag=4 can never keep impala.max_lag=2"),
         (("impala.max_lag=0",), "impala.max_lag=0 with impala.max_lag_action=drop"),
@@ -225,8 +226,14 @@ def test_impossible_settings_are_refused_by_name(overrides: tuple[str, ...], nam
 
 
 def test_keys_of_ppo_are_not_checked_where_impala_learns():
-    alone = ("num_envs=1", "env.pools=1", "rollout_length=1", "impala.num_minibatches=1")
+    alone = ("num_envs=1", "rollout_length=1", "impala.num_minibatches=1")
     assert impala_config(*alone, "ppo.num_minibatches=2", "ppo.learning_rate=1").num_envs == 1
+
+
+def test_a_single_env_is_learned_from_in_minibatches_of_its_rows():
+    (metrics,) = updates(1, "num_envs=1", "impala.num_minibatches=4")
+    assert metrics["skipped_minibatches"] == 0
+    assert metrics["grad_norm"] > 0
 
 
 def test_actors_share_the_cores(monkeypatch: pytest.MonkeyPatch):

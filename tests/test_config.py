@@ -215,6 +215,13 @@ def test_the_training_commands_in_the_documentation_have_keys_and_presets_that_a
                 check_override(key, value)
 
 
+@pytest.mark.parametrize(("num_envs", "actors"), [(1, 1), (2, 2), (9, 1), (4096, 2)])
+def test_any_number_of_envs_is_taken_where_nobody_set_the_pools(num_envs: int, actors: int):
+    for algorithm in ("ppo", "impala"):
+        config = compose_config([f"num_envs={num_envs}", f"algo={algorithm}"])
+        assert config.num_actors == actors
+
+
 def test_more_pools_than_envs_are_refused():
     assert check_overrides(["env.pools=3", "num_envs=2"]) == "env.pools=3 is more than num_envs=2"
     assert check_overrides(["env.pools=3", "num_envs=2", "env.engine=torch"]) is None

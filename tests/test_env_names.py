@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -75,14 +76,19 @@ def test_a_missing_package_names_what_installs_it(monkeypatch: pytest.MonkeyPatc
         envs.make("Ant", "mujoco_warp", 1)
 
 
+def test_an_id_is_enough_to_make_one_env() -> None:
+    with closing(envs.make("CartPole")) as env:
+        assert env.reset().shape == (1, 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"num_envs": 0}, "num_envs=0"),
         ({"num_envs": 4, "rank": 2, "world_size": 2}, "rank=2"),
         ({"num_envs": 4, "seed": -1}, "seed=-1"),
-        ({"num_envs": 4, "pools": 5}, r"env\.pools=5: it must be in 1 \.\. num_envs=4"),
-        ({"num_envs": 4, "pools": 0}, r"env\.pools=0"),
+        ({"num_envs": 4, "pools": 5}, r"env\.pools=5: it must be 0 \(automatic\) or in 1 \.\. num_envs=4"),
+        ({"num_envs": 4, "pools": -1}, r"env\.pools=-1"),
         ({"num_envs": 4, "num_threads": -1}, r"env\.num_threads=-1"),
         ({"num_envs": 4, "timeout": 0}, r"env\.timeout=0"),
         ({"num_envs": 4, "max_episode_step": 5}, r"env\.options\.max_episode_step: .*closest: max_episode_steps"),

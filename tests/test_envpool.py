@@ -65,6 +65,11 @@ def test_pools_and_threads_change_no_bit(id: str, make: Make) -> None:
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("num_envs, pools", [(1, (slice(0, 1),)), (3, (slice(0, 1), slice(1, 3)))])
+def test_envs_lie_in_two_pools_unless_there_is_one_alone(make: Make, num_envs: int, pools: tuple[slice, ...]) -> None:
+    assert make("CartPole", num_envs).pools == pools
+
+
 def test_pools_that_do_not_divide_differ_by_one_env(make: Make) -> None:
     assert make("CartPole", 7, pools=3).pools == (slice(0, 2), slice(2, 4), slice(4, 7))
 

@@ -38,7 +38,7 @@ def test_every_env_plays_one_whole_episode(run: Path):
     assert len(episodes.returns) == len(episodes.lengths) == 5
     assert episodes.returns == [float(length) for length in episodes.lengths], "CartPole pays 1 a step"
     assert len(set(episodes.lengths)) > 1, "the envs start differently"
-    assert config.env.pools == 2, "the configuration is not changed"
+    assert config.env.pools == 0, "the configuration is not changed"
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

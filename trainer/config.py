@@ -7,6 +7,7 @@ dataclass, never the whole `Config`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,8 @@ class EnvConfig:
     id: str = "Ant"  #: an id the engine knows; without a version the newest one is taken
     engine: str = "envpool"  #: envpool | mujoco_warp | torch | one's own (`envs.ENGINES`)
     module: str | None = None  #: a Python module to import first: it registers engines or tasks of one's own
-    pools: int = 2  #: groups of envs: PPO's EnvPool pools step in turns; IMPALA has one actor each, on any engine
+    #: groups of envs: EnvPool's take turns under PPO; each has an actor under IMPALA, on any engine; 0: two if they fit
+    pools: int = 0
     num_threads: int = 0  #: EnvPool: threads per pool; 0 shares the cores among pools and local ranks
     timeout: float = 300.0  #: seconds after which a step that does not return is an error
     action_map: str = "clip"  #: how raw actions enter the bounds: clip | rescale | squash | none
@@ -206,14 +208,19 @@ class Config:
         return self.num_envs * self.rollout_length
 
     @property
+    def num_actors(self) -> int:
+        """IMPALA: actors, each with as many envs; two unless ``env.pools`` says otherwise, or one for an odd number."""
+        return self.env.pools or math.gcd(2, self.num_envs)
+
+    @property
     def rollouts_per_update(self) -> int:
         """IMPALA: actors whose rollouts make one batch."""
-        return self.impala.rollouts_per_update or self.env.pools
+        return self.impala.rollouts_per_update or self.num_actors
 
     @property
     def num_batch_groups(self) -> int:
         """IMPALA: groups of actors that fill batches in turn."""
-        return self.env.pools // self.rollouts_per_update
+        return self.num_actors // self.rollouts_per_update
 
     @property
     def envs_per_update(self) -> int:

@@ -130,7 +130,9 @@ class Impala:
             observations = self._observation_normalizer(observations, rollout.scaling)
         fields = (rollout.actions, rollout.log_probs, rewards, rollout.terminated, rollout.truncated, rollout.valid)
         self._window = Window(observations, *fields, rollout.core_state)
-        bounds = [rewards.shape[1] * n // self.config.num_minibatches for n in range(self.config.num_minibatches + 1)]
+        num_envs = rewards.shape[1]
+        num_parts = min(self.config.num_minibatches, num_envs)
+        bounds = [num_envs * n // num_parts for n in range(num_parts + 1)]
         parts = [self._estimator.evaluate(self._window.narrow(slice(*ends))) for ends in itertools.pairwise(bounds)]
         self._evaluation = tuple(torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
 

@@ -49,7 +49,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "rollout_length": (1, 2**24, True),
     "total_steps": (1, math.inf, True),
     "seed": (0, 2**31 - 1, True),
-    "env.pools": (1, 1024, True),
+    "env.pools": (0, 1024, True),
     "env.num_threads": (0, 4096, True),
     "env.timeout": (0, math.inf, False),
     "env.max_episode_steps": (1, math.inf, True),
@@ -193,16 +193,21 @@ def _check_ppo(config: Config) -> None:
 
 
 def _check_actors(config: Config) -> None:
-    impala, pools = config.impala, config.env.pools
+    impala, pools = config.impala, config.num_actors
     if config.num_envs % pools:
-        raise ConfigError(f"num_envs={config.num_envs} does not divide into env.pools={pools} actors of equal size")
+        raise ConfigError(
+            f"num_envs={config.num_envs} does not divide into env.pools={pools} actors of equal size; env.pools=0 fits"
+        )
     if pools % config.rollouts_per_update:
         raise ConfigError(
             f"impala.rollouts_per_update={impala.rollouts_per_update} does not divide the {pools} actors (env.pools)"
         )
-    if impala.num_minibatches > config.envs_per_update:
+    units, kind = config.envs_per_update, "envs"
+    if config.policy.core == "none":
+        units, kind = units * config.rollout_length, "rows"
+    if impala.num_minibatches > units:
         raise ConfigError(
-            f"impala.num_minibatches={impala.num_minibatches} is more than the {config.envs_per_update} envs of a batch"
+            f"impala.num_minibatches={impala.num_minibatches} is more than the {units} {kind} of a batch; set fewer"
         )
     if config.env.reseed_interval:
         raise ConfigError(
