@@ -1,6 +1,6 @@
 """What is a faster part worth? Amdahl's law, predicted and measured, in one report.
 
-    python scripts/amdahl.py preset=h200              # the corners of the project on one GPU: about 15 minutes
+    python scripts/amdahl.py preset=h200              # the corners of the project on one GPU: about 9 minutes
     python scripts/amdahl.py preset=h200 resume=true  # without what the table has from the same commit and machine
     python scripts/amdahl.py preset=smoke device=cpu out=runs/amdahl  # the same report from a laptop, in under a minute
     python scripts/amdahl.py preset=h200 only=Ant     # cells whose name has this text; seconds=100 cuts the rest off

@@ -42,7 +42,8 @@ class Cells:
     compare: str  #: a key of the preset's comparisons
     settings: list[str] = field(default_factory=list)  #: overrides
     sweep: dict[str, list[Any]] = field(default_factory=dict)  #: a key of the trainer: its values
-    seconds: float = 10.0  #: for which each cell is measured, once its runs are warm; five rounds are always measured
+    seconds: float = 10.0  #: for which each cell is measured, once its runs are warm; six rounds are always measured
+    builds: int = 2  #: how often its runs are built, every second time in the opposite order
     warmup: int = 4  #: updates of each run that are not measured: the fourth captures what runs once per update
     turn: int = 1  #: updates that a run makes before it is the next one's turn
     skip: int = 0  #: of each turn, so many first updates are not measured
@@ -111,6 +112,7 @@ class Cell:
     candidate: Variant
     control: Variant | None
     seconds: float
+    builds: int
     warmup: int
     turn: int
     skip: int
@@ -169,6 +171,8 @@ def _problems(preset: Preset) -> Iterator[str]:
             yield f"cells.compare={cells.compare} is not one of its comparisons: {', '.join(preset.comparisons)}"
         if not 0 <= cells.skip < cells.turn:
             yield f"cells.skip={cells.skip} must be less than cells.turn={cells.turn}"
+        if cells.builds < 1:
+            yield f"cells.builds={cells.builds} must be 1 or more"
 
 
 def _keys() -> list[str]:
@@ -219,8 +223,9 @@ def _cell(cells: Cells, comparison: Comparison, settings: list[str]) -> Cell:
     control = Variant(f"{candidate.name}, no clock", candidate.config, has_clock=False) if cells.control else None
     parts = tuple(comparison.parts)
     return Cell(
-        cells.compare, parts, tuple(baselines), candidate, control, cells.seconds, cells.warmup, cells.turn, cells.skip
-    )
+        cells.compare, parts, tuple(baselines), candidate, control, cells.seconds, cells.builds, cells.warmup,
+        cells.turn, cells.skip,
+    )  # fmt: skip
 
 
 def _varied(base: Config, overrides: list[str]) -> Config:

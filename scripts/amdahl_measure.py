@@ -29,8 +29,7 @@ from trainer.probe import CreditProbe, compare_credit, estimator_of, synchronize
 from trainer.rollout import Rollout
 from trainer.timing import PHASES
 
-#: Of each of two builds of a cell's runs.
-MIN_ROUNDS, MAX_ROUNDS = 3, 30
+MIN_ROUNDS, MAX_ROUNDS = 6, 60
 
 
 class Sample(NamedTuple):
@@ -194,16 +193,15 @@ class EnvShelf:
 
 
 def measure(cell: Cell, shelf: EnvShelf) -> Measured:
-    """Build a cell's runs, warm them up, and let them take turns for half of its budget.
-
-    Then once more, the last one first, as where a run's memory comes to lie may favour it.
+    """Build a cell's runs, warm them up, and let them take turns; so often as the cell says, with an equal part of its
+    budget each time, and every second time in the opposite order: where a run's memory comes to lie may favour it.
 
     Raises:
         ConfigError, EnvError: a run cannot be built.
     """
     measured = Measured(cell)
-    for order in (cell.variants, cell.variants[::-1]):
-        with _runs(order, shelf) as runs:
+    for build in range(cell.builds):
+        with _runs(cell.variants[:: -1 if build % 2 else 1], shelf) as runs:
             for run in runs.values():
                 run.warm_up(cell.warmup)
             _take_turns(measured, runs)
@@ -211,9 +209,11 @@ def measure(cell: Cell, shelf: EnvShelf) -> Measured:
 
 
 def _take_turns(measured: Measured, runs: dict[str, Run]) -> None:
-    """Rounds until half of the budget is spent."""
-    before, deadline = measured.rounds, time.monotonic() + measured.cell.seconds / 2
-    while (done := measured.rounds - before) < MIN_ROUNDS or (done < MAX_ROUNDS and time.monotonic() < deadline):
+    """Rounds until this build's part of the budget is spent."""
+    cell, before = measured.cell, measured.rounds
+    fewest, most = (-(-limit // cell.builds) for limit in (MIN_ROUNDS, MAX_ROUNDS))
+    deadline = time.monotonic() + cell.seconds / cell.builds
+    while (done := measured.rounds - before) < fewest or (done < most and time.monotonic() < deadline):
         _make_round(measured, runs)
 
 

@@ -49,7 +49,7 @@ def made_up(parts: Sequence[str] = ("credit",), rounds: int = 9, noise: float = 
     differing = {phase for part in parts for phase in PARTS[part]}
     slow = {phase: ms * (4.0 if phase in differing else 1.0) for phase, ms in phases.items()}
     config = small_config()
-    cell = Cell("credit", tuple(parts), (Variant("slow", config),), Variant("fast", config), None, 1.0, 0, 1, 0)
+    cell = Cell("credit", tuple(parts), (Variant("slow", config),), Variant("fast", config), None, 1.0, 1, 0, 1, 0)
     measured = Measured(cell)
     for factor in np.exp(noise * random.standard_normal(rounds)):
         for name, kind in (("slow", slow), ("fast", phases)):

@@ -52,6 +52,7 @@ def test_sweeps_multiply_and_the_control_is_the_candidate_without_its_clock(tmp_
         ("seconds: 0.1", "seconds: long", "seconds: "),
         ("compare: credit", "compare: kredit", "cells.compare=kredit is not one of its comparisons: credit"),
         ("warmup: 1", "turn: 2, skip: 2", "cells.skip=2 must be less than cells.turn=2"),
+        ("warmup: 1", "builds: 0", "cells.builds=0 must be 1 or more"),
         ("parts: [credit]", "parts: [credits]", "parts=credits is not one of credit, update, collect"),
         ("      torch loop: [credit.torch_mode=loop]\n", "", "comparisons.credit.variants: there must be two or more"),
         ("credit.torch_mode=loop", "credit.torch_mode=loop, ppo.gamma=1", "ppo.gamma"),
