@@ -105,6 +105,30 @@ def test_replayed_updates_equal_eager_ones(settings: list[str], engine: list[str
 
 
 @pytest.mark.gpu
+def test_graphs_on_streams_of_their_own_share_no_memory_of_cublas():
+    """Products over 3136 numbers are split, and their parts meet in a workspace: one of another stream would spoil
+    them."""
+    steps, worst = [], torch.zeros(4, device="cuda")
+    torch.manual_seed(0)
+    for number in range(4):
+        x, weight = torch.randn(32, 3136, device="cuda"), torch.randn(3136, 512, device="cuda")
+        expected, stream = x @ weight, torch.cuda.Stream(priority=-1)
+
+        def compare(x: Any = x, weight: Any = weight, expected: Any = expected, seen: Any = worst[number]) -> None:
+            for _ in range(20):
+                torch.maximum(seen, (x @ weight - expected).abs().max(), out=seen)
+
+        steps.append((stream, Graphs(enabled=True).step("the product", graphs.Part(None, compare))))
+    torch.cuda.synchronize()
+    for _ in range(WARM_UP_CALLS + 50):
+        for stream, step in steps:
+            with torch.cuda.stream(stream):
+                step()
+    torch.cuda.synchronize()
+    assert worst.max() < 1.0, "entries of about 56, of which a lost part would take some"
+
+
+@pytest.mark.gpu
 def test_actors_that_replay_side_by_side_leave_nothing_that_is_not_finite():
     overrides = ("device=cuda", "env.pools=4", "num_envs=64", "impala.num_minibatches=2")
     metrics, parameters = train(*overrides, updates=60)

@@ -117,13 +117,15 @@ def capture(
         generators: that the steps draw from, beside the device's default one.
     """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    # cuBLAS has one workspace for all captures on a stream: graphs that are replayed side by side need streams of their own
+    own = stream if stream != torch.cuda.default_stream() else None  # which cannot be captured: torch has another
     for generator in generators:
         graph.register_generator_state(generator)
     collecting = gc.isenabled()
     gc.disable()  # a collection could free device memory in the middle of the capture
     try:
         # other threads (engines, wandb) may go on: only this thread's calls are restricted
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=own, capture_error_mode="thread_local"):
             for step in steps:
                 step()
     except RuntimeError:
