@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -139,6 +140,15 @@ def test_an_optimizer_of_another_version_is_refused_in_one_line(run: RunFolder):
     with pytest.raises(CheckpointError, match=r"^here: the optimizer's state has no '\w+': another version wrote it"):
         trainer.load_state_dict(state, "here")
     trainer.close()
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path):
+    run = tmp_path / "run"
+    assert run_until(2, small_config(f"out={run}"), tmp_path) == 143
+    first = newest(run), [without_times(row) for row in rows(run)]
+    shutil.rmtree(run / "checkpoints")
+    assert resume(run, 2) == 143
+    assert differences(first, (newest(run), [without_times(row) for row in rows(run)])) == []
 
 
 def test_a_torn_newest_checkpoint_is_named_and_the_one_before_continues(tmp_path: Path):

@@ -66,7 +66,10 @@ class _Session:
         self._last_save = time.monotonic()
 
     def load(self, checkpoints: Path) -> str | None:
-        """Go on from the newest whole checkpoint; the id of the wandb run that it belongs to."""
+        """Go on from the newest whole checkpoint; the id of the wandb run that it belongs to, if there is one."""
+        if not checkpoint.list_checkpoints(checkpoints):  # killed before its first was due
+            self.console.notice(f"{checkpoints} holds no checkpoint: the run begins again, at update 0")
+            return None
         state = checkpoint.load_newest(checkpoints, self.console.notice, self.trainer.device)
         self.trainer.load_state_dict(state, str(checkpoints))
         return state["wandb_id"]
