@@ -119,7 +119,8 @@ def _prediction(pairs: Sequence[Row]) -> str:
     if not pairs:
         return about
     small = [row for row in pairs if max(row.predicted, row.measured) <= SMALL]
-    charts = "".join(_chart(some, what) for some, what in ((pairs, ""), (small, f", up to {SMALL}x")) if some)
+    scales = [(pairs, ""), (small, f", up to {SMALL}x")] if 0 < len(small) < len(pairs) else [(pairs, "")]
+    charts = "".join(_chart(some, what) for some, what in scales)
     off = "".join(
         note(f"Off by more than {NEAR:.0%}: {title(row)}, {row.variant}: {row.error:+.1%}. {_explained(row)}")
         for row in missed(pairs)
