@@ -2,10 +2,11 @@
 
 The last grid axis is the network, called ``g`` here; what belongs to a network comes in pairs. A layer has K inputs and
 N outputs, its weight is ``[N, K]`` as in `torch.nn.Linear`. Products take operands of ``DOT`` (bfloat16 or float32) and
-add in float32. Tensor cores cut float32 operands off to tf32, so what is kept in that precision is rounded before. Sums
-over rows are split over programs and joined in a fixed order.
+add in float32. Tensor cores cut float32 operands off to tf32, so what is written for a product in that precision is
+rounded; what comes from outside is cut off. Sums over rows are split over programs and joined in a fixed order.
 """
 
+# ruff: noqa: SIM102 (kernel bodies are Triton, not Python)
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportAssignmentType=false
 # pyright: reportInvalidTypeForm=false
@@ -61,10 +62,10 @@ def load_tile(x, stride, row, rows, column, columns, DOT: tl.constexpr):
 @triton.jit
 def layer_kernel(
     inputs, weights, biases, outputs, output_strides, B, widths, INPUT_STRIDE: tl.constexpr, K: tl.constexpr,
-    ACTIVATION: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    ACTIVATION: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
 ):  # fmt: skip
-    """``outputs = activation(inputs @ weights.T + biases)``; ``ROUND``: of inputs that are no hidden layer."""
+    """``outputs = activation(inputs @ weights.T + biases)``."""
     g = tl.program_id(2)
     x, weight, bias, y, N = pick(inputs, g), pick(weights, g), pick(biases, g), pick(outputs, g), pick(widths, g)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -73,8 +74,6 @@ def layer_kernel(
     for start in tl.range(0, K, STEP):
         k = start + tl.arange(0, STEP)
         left = load_tile(x, INPUT_STRIDE, row, B, k, K, DOT)
-        if ROUND:
-            left = to_tf32(left)
         right = load_tile(weight, K, n, N, k, K, DOT)
         z = tl.dot(left, tl.trans(right), z, input_precision=PRECISION)
     z += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
@@ -87,12 +86,12 @@ def layer_kernel(
 
 @triton.jit
 def input_gradient_kernel(
-    gradients, gradient_strides, turned, values, results, B, widths, K: tl.constexpr, ACTIVATION: tl.constexpr,
-    MAX_N: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    gradients, gradient_strides, turned, values, results, bias_parts, bias_size, bias_starts, B, widths,
+    K: tl.constexpr, ACTIVATION: tl.constexpr, MAX_N: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """``results = gradients @ turned.T * slope(values)``: from a layer's sums to those of the layer below; ``ROUND``:
-    of gradients that no layer passed down."""
+    """``results = gradients @ turned.T * slope(values)``: from a layer's sums to those of the layer below, and this
+    tile's share of the gradient of that layer's biases, in its row of ``bias_parts``."""
     g = tl.program_id(2)
     dz, weight, h, below = pick(gradients, g), pick(turned, g), pick(values, g), pick(results, g)
     N, stride = pick(widths, g), pick(gradient_strides, g)
@@ -102,11 +101,11 @@ def input_gradient_kernel(
     for start in tl.range(0, MAX_N, STEP):
         n = start + tl.arange(0, STEP)
         left = load_tile(dz, stride, row, B, n, N, DOT)
-        if ROUND:
-            left = to_tf32(left)
         right = load_tile(weight, N, k, K, n, N, DOT)
         gradient = tl.dot(left, tl.trans(right), gradient, input_precision=PRECISION)
     gradient *= slope(load_tile(h, K, row, B, k, K, tl.float32), ACTIVATION)
+    share = bias_parts + tl.program_id(0).to(tl.int64) * bias_size + pick(bias_starts, g)
+    tl.store(share + k, tl.sum(gradient, 0), mask=k < K)
     if PRECISION == "tf32":
         gradient = to_tf32(gradient)
     at = below + row.to(tl.int64)[:, None] * K + k[None, :]
@@ -116,10 +115,11 @@ def input_gradient_kernel(
 @triton.jit
 def weight_gradient_kernel(
     gradients, gradient_strides, inputs, parts, part_size, weight_starts, bias_starts, B, widths, rows_of_part,
-    INPUT_STRIDE: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    INPUT_STRIDE: tl.constexpr, K: tl.constexpr, WITH_BIAS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One part's share of ``gradients.T @ inputs`` and of the sums of ``gradients``, in its row of ``parts``."""
+    """One part's share of ``gradients.T @ inputs`` and, ``WITH_BIAS``, of the sums of ``gradients``, in its row of
+    ``parts``."""
     part = tl.program_id(1)
     g = tl.program_id(2)
     dz, x, N, stride = pick(gradients, g), pick(inputs, g), pick(widths, g), pick(gradient_strides, g)
@@ -129,23 +129,20 @@ def weight_gradient_kernel(
     first = part * rows_of_part
     last = tl.minimum(first + rows_of_part, B)
     weight = tl.zeros([ROWS, COLUMNS], tl.float32)
-    bias = tl.zeros([ROWS, 16], tl.float32)
-    ones = tl.full([STEP, 16], 1.0, DOT)
+    bias = tl.zeros([ROWS], tl.float32)
     for start in tl.range(first, last, STEP):
         row = start + tl.arange(0, STEP)
         left = load_tile(dz, stride, row, last, n, N, DOT)
         right = load_tile(x, INPUT_STRIDE, row, last, k, K, DOT)
-        if ROUND:
-            left = to_tf32(left)
-            right = to_tf32(right)
         weight = tl.dot(tl.trans(left), right, weight, input_precision=PRECISION)
-        # a sum as a product, where the operand lies already
-        bias = tl.dot(tl.trans(left), ones, bias, input_precision=PRECISION)
+        if WITH_BIAS:
+            bias += tl.sum(left.to(tl.float32), 0)
     share = parts + part.to(tl.int64) * part_size
     at = share + pick(weight_starts, g) + n[:, None] * K + k[None, :]
     tl.store(at, weight, mask=(n < N)[:, None] & (k < K)[None, :])
-    if tl.program_id(0) % tiles == 0:
-        tl.store(share + pick(bias_starts, g) + n, tl.max(bias, 1), mask=n < N)
+    if WITH_BIAS:
+        if tl.program_id(0) % tiles == 0:
+            tl.store(share + pick(bias_starts, g) + n, bias, mask=n < N)
 
 
 @triton.jit

@@ -65,14 +65,14 @@ class Format(NamedTuple):
 #: turned.
 FORMATS = {
     "bfloat16": Format(
-        torch.bfloat16, tl.bfloat16, "ieee", Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 2),
-        Tile(128, 128, 64, 8, 3),
+        torch.bfloat16, tl.bfloat16, "ieee", Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 3),
+        Tile(128, 128, 64, 8, 2),
     ),
     "tf32": Format(
         torch.float32, tl.float32, "tf32", Tile(64, 128, 32, 4, 3), Tile(64, 128, 32, 4, 3), Tile(32, 256, 32, 4, 3)
     ),
     "tf32x3": Format(
-        torch.float32, tl.float32, "tf32x3", Tile(64, 64, 32, 4, 3), Tile(128, 64, 32, 8, 3), Tile(32, 64, 16, 4, 3)
+        torch.float32, tl.float32, "tf32x3", Tile(64, 64, 32, 4, 3), Tile(64, 64, 32, 8, 3), Tile(32, 128, 32, 4, 3)
     ),
     "float32": Format(
         torch.float32, tl.float32, "ieee", Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2)
@@ -103,13 +103,14 @@ def forward(
 def backward(
     gradients: Pair, memory: Tensor, packed: Tensor, inputs: Tensor, parameters: Sequence[Tensor], activation: str,
     precision: str,
-) -> Tensor:  # fmt: skip
-    """Gradients of all parameters in one flat tensor, in their order."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients in two flat tensors, in the order of the parameters: of the weights and, after them, the biases of the
+    last layer; and of the other biases."""
     gradients = gradients[0].contiguous(), gradients[1].contiguous()
     layers = layers_of(parameters, packed)
     parts, launches = backward_launches(gradients, inputs, layers, memory, activation, FORMATS[precision])
     run(launches, inputs.device)
-    return parts.sum(0)
+    return parts[0].sum(0), parts[1].sum(0)
 
 
 def pack(parameters: Sequence[Tensor], format: Format) -> tuple[Tensor, Launch]:
@@ -118,7 +119,7 @@ def pack(parameters: Sequence[Tensor], format: Format) -> tuple[Tensor, Launch]:
     weights = parameters[::2]
     sizes = [w.numel() for w in weights]
     packed = weights[0].new_empty(2, sum(sizes), dtype=format.dtype)
-    starts = tuple(itertools.accumulate(sizes, initial=0))[:-1]
+    starts = _starts(sizes)[:-1]
     widths, depths = zip(*(w.shape for w in weights), strict=True)
     tiles = max(-(-n // _PACK_SIDE) * -(-k // _PACK_SIDE) for n, k in zip(widths, depths, strict=True))
     constants = {"COUNT": len(weights), "ROUND": format.precision == "tf32", "SIDE": _PACK_SIDE}
@@ -162,7 +163,7 @@ def forward_launches(
         constants = {
             "INPUT_STRIDE": below[0].stride(0), "K": layer.inputs,
             "ACTIVATION": "none" if layer is layers[-1] else activation,
-            **_constants(format, tile, is_outer=layer is layers[0]),
+            **_constants(format, tile),
         }  # fmt: skip
         launches.append(Launch(layer_kernel, _grid(tile, rows, widest), arguments, constants))
     return (first, second, memory), launches
@@ -170,54 +171,60 @@ def forward_launches(
 
 def backward_launches(
     gradients: Pair, inputs: Tensor, layers: list[Layer], memory: Tensor, activation: str, format: Format
-) -> tuple[Tensor, list[Launch]]:
-    """Parts ``[parts, parameters]`` of the gradients, in the order of the parameters, and what fills them."""
+) -> tuple[Pair, list[Launch]]:
+    """Parts of what `backward` returns, one in a row, and what fills them."""
     rows = len(inputs)
     values = [(inputs, inputs), *hidden_of(memory, layers, rows)]
     below = hidden_of(torch.empty_like(memory), layers, rows)
-    sizes = [w.numel() + b.numel() for layer in layers for w, b in zip(layer.weights, layer.biases, strict=True)]
-    starts = list(itertools.accumulate(sizes, initial=0))
+    starts = _starts([*(w.numel() for layer in layers for w in layer.weights), *layers[-1].outputs])
+    bias_starts = _starts([width for layer in layers[:-1] for width in layer.outputs])
     parts = inputs.new_empty(-(-rows // rows_of_part(rows)), starts[-1], dtype=torch.float32)
+    blocks = -(-rows // format.input_gradient.fit(rows, 1, 1).rows)
+    bias_parts = inputs.new_empty(blocks, bias_starts[-1], dtype=torch.float32)
     launches = []
     for index in reversed(range(len(layers))):
         layer = layers[index]
-        strides = gradients[0].stride(0), gradients[1].stride(0)
-        places = starts[2 * index], starts[2 * index + 1]
-        last = layer is layers[-1]
-        arguments = (layer, gradients, strides, values[index])
-        launches.append(_weight_gradient(*arguments, parts, places, rows, format, last or index == 0))
+        arguments = (layer, gradients, (gradients[0].stride(0), gradients[1].stride(0)), values[index])
+        places = (*starts[2 * index : 2 * index + 2], *starts[-3:-1])
+        launches.append(_weight_gradient(*arguments, parts, places, rows, format, with_bias=layer is layers[-1]))
         if index:
-            gradients = below[index - 1]
-            launches.append(_input_gradient(*arguments, gradients, rows, activation, format, last))
-    return parts, launches
+            gradients, place = below[index - 1], bias_starts[2 * index - 2 : 2 * index]
+            launches.append(_input_gradient(*arguments, gradients, bias_parts, place, rows, activation, format))
+    return (parts, bias_parts), launches
+
+
+def _starts(sizes: list[int]) -> tuple[int, ...]:
+    """Where parts of these sizes begin, and where the last one ends."""
+    return tuple(itertools.accumulate(sizes, initial=0))
 
 
 def _weight_gradient(
-    layer: Layer, gradients: Pair, strides: Pair, values: Pair, parts: Tensor, places: Pair, rows: int, format: Format,
-    is_outer: bool,
+    layer: Layer, gradients: Pair, strides: Pair, values: Pair, parts: Tensor, places: tuple[int, ...], rows: int,
+    format: Format, with_bias: bool,
 ) -> Launch:  # fmt: skip
     widest = max(layer.outputs)
     tile = format.weight_gradient.fit(widest, layer.inputs, rows)
-    biases = tuple(place + layer.inputs * width for place, width in zip(places, layer.outputs, strict=True))
     arguments = (
-        gradients, strides, values, parts, parts.shape[1], places, biases, rows, layer.outputs,
+        gradients, strides, values, parts, parts.shape[1], places[:2], places[2:], rows, layer.outputs,
         rows_of_part(rows),
     )  # fmt: skip
     constants = {
-        "INPUT_STRIDE": values[0].stride(0), "K": layer.inputs, **_constants(format, tile, is_outer)
+        "INPUT_STRIDE": values[0].stride(0), "K": layer.inputs, "WITH_BIAS": with_bias, **_constants(format, tile),
     }  # fmt: skip
     outputs, inputs, networks = _grid(tile, widest, layer.inputs)
     return Launch(weight_gradient_kernel, (outputs * inputs, len(parts), networks), arguments, constants)
 
 
 def _input_gradient(
-    layer: Layer, gradients: Pair, strides: Pair, values: Pair, below: Pair, rows: int, activation: str, format: Format,
-    is_outer: bool,
+    layer: Layer, gradients: Pair, strides: Pair, values: Pair, below: Pair, bias_parts: Tensor, places: tuple[int, ...],
+    rows: int, activation: str, format: Format,
 ) -> Launch:  # fmt: skip
     widest = max(layer.outputs)
     tile = format.input_gradient.fit(rows, layer.inputs, widest)
-    arguments = (gradients, strides, layer.turned, values, below, rows, layer.outputs)
-    constants = {"K": layer.inputs, "ACTIVATION": activation, "MAX_N": widest, **_constants(format, tile, is_outer)}
+    arguments = (
+        gradients, strides, layer.turned, values, below, bias_parts, bias_parts.shape[1], places, rows, layer.outputs,
+    )  # fmt: skip
+    constants = {"K": layer.inputs, "ACTIVATION": activation, "MAX_N": widest, **_constants(format, tile)}
     return Launch(input_gradient_kernel, _grid(tile, rows, layer.inputs), arguments, constants)
 
 
@@ -231,10 +238,8 @@ def _grid(tile: Tile, rows: int, columns: int) -> tuple[int, int, int]:
     return -(-rows // tile.rows), -(-columns // tile.columns), 2
 
 
-def _constants(format: Format, tile: Tile, is_outer: bool) -> dict[str, Any]:
-    """``is_outer``: an operand comes from outside of the networks, where nothing has rounded it."""
+def _constants(format: Format, tile: Tile) -> dict[str, Any]:
     return {
-        "DOT": format.dot, "PRECISION": format.precision, "ROUND": format.precision == "tf32" and is_outer,
-        "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step, "num_warps": tile.warps,
-        "num_stages": tile.stages,
+        "DOT": format.dot, "PRECISION": format.precision, "ROWS": tile.rows, "COLUMNS": tile.columns,
+        "STEP": tile.step, "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip

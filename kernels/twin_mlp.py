@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -115,7 +116,7 @@ def _forward(inputs: Tensor, parameters: list[Tensor], activation: str, precisio
 def _backward(
     first: Tensor, second: Tensor, memory: Tensor, packed: Tensor, inputs: Tensor, parameters: list[Tensor],
     activation: str, precision: str,
-) -> Tensor:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     from kernels import triton_twin_launch
 
     return triton_twin_launch.backward((first, second), memory, packed, inputs, parameters, activation, precision)
@@ -132,8 +133,10 @@ def _fake_forward(inputs: Tensor, parameters: list[Tensor], activation: str, pre
 def _fake_backward(
     first: Tensor, second: Tensor, memory: Tensor, packed: Tensor, inputs: Tensor, parameters: list[Tensor],
     activation: str, precision: str,
-) -> Tensor:  # fmt: skip
-    return inputs.new_empty(sum(x.numel() for x in parameters))
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    hidden_biases = sum(x.numel() for x in parameters[1:-4:2])
+    others = sum(x.numel() for x in parameters) - hidden_biases
+    return inputs.new_empty(others), inputs.new_empty(hidden_biases)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -148,9 +151,13 @@ def _differentiate(ctx: Any, first: Tensor | None, second: Tensor | None, *_: No
         inputs.new_zeros(len(inputs), len(bias)) if gradient is None else gradient
         for gradient, bias in ((first, parameters[-3]), (second, parameters[-1]))
     )
-    flat = torch.ops.rollscan.twin_mlp_backward(first, second, memory, packed, inputs, parameters, *ctx.options)
-    parts = flat.split([x.numel() for x in parameters])
-    gradients = [part.view_as(x) for part, x in zip(parts, parameters, strict=True)]
+    others, hidden = torch.ops.rollscan.twin_mlp_backward(
+        first, second, memory, packed, inputs, parameters, *ctx.options
+    )  # fmt: skip
+    *weights, last, other_last = others.split([x.numel() for x in (*parameters[::2], *parameters[-3::2])])
+    biases = [*hidden.split([x.numel() for x in parameters[1:-4:2]]), last, other_last]
+    flat = itertools.chain.from_iterable(zip(weights, biases, strict=True))
+    gradients = [part.view_as(x) for part, x in zip(flat, parameters, strict=True)]
     return None, gradients, *[None] * len(ctx.options)
 
 
@@ -165,7 +172,7 @@ _register(
 )
 _register(
     "rollscan::twin_mlp_backward",
-    f"(Tensor first, Tensor second, Tensor memory, Tensor packed, Tensor inputs, {_OPTIONS}) -> Tensor",
+    f"(Tensor first, Tensor second, Tensor memory, Tensor packed, Tensor inputs, {_OPTIONS}) -> (Tensor, Tensor)",
     _backward,
     _fake_backward,
 )
