@@ -204,13 +204,18 @@ def test_a_critic_in_units_of_its_targets_learns_the_same_credit(script: Script)
     assert float(normalizer.running.count) == 3 * int(script.valid.sum())
 
 
-def test_advantages_are_normalized_over_the_batch_when_asked_for(script: Script, monkeypatch: pytest.MonkeyPatch):
+def test_advantages_are_scaled_over_the_batch_but_not_shifted(script: Script, monkeypatch: pytest.MonkeyPatch):
+    """Rows that the present policy would never have come to have no weight, and get none."""
     case = LearnerCase(script, normalize_advantages=True, num_minibatches=2)
+    impossible = torch.zeros_like(script.valid)
+    impossible[::2] = script.valid[::2]
+    case.rollout.log_probs[impossible] = 200.0
     seen = kept_arguments(case, monkeypatch)
     case.update()
     advantages = torch.cat([learned.advantages[window.valid] for window, _, learned, _ in seen])
-    assert float(advantages.mean()) == pytest.approx(0, abs=1e-5)
-    assert float(advantages.std(correction=0)) == pytest.approx(1, rel=1e-4)
+    assert int((advantages == 0).sum()) == int(impossible.sum())
+    assert float(advantages.square().mean()) == pytest.approx(1, rel=1e-4)
+    assert abs(float(advantages.mean())) > 1e-3
 
 
 @pytest.mark.skipif(not triton_launch.INTERPRETED, reason="needs the Triton interpreter")

@@ -117,7 +117,7 @@ def capture(
         generators: that the steps draw from, beside the device's default one.
     """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    # cuBLAS has one workspace for all captures on a stream: graphs that are replayed side by side need streams of their own
+    # all captures on a stream share a workspace of cuBLAS: graphs to be replayed side by side need streams of their own
     own = stream if stream != torch.cuda.default_stream() else None  # which cannot be captured: torch has another
     for generator in generators:
         graph.register_generator_state(generator)

@@ -119,7 +119,8 @@ class Impala:
             yield Part("forward", partial(self._forward, number))
             yield Part("backward", self._backward)
             yield Part("optimizer", self._apply_or_withhold)
-        yield Part("normalize", partial(self._learn_statistics, rollout))
+        if self._value_normalizer is not None or self._observation_normalizer is not None:
+            yield Part("normalize", partial(self._learn_statistics, rollout))
         yield Part(None, self._sum_up)
 
     def _evaluate(self, rollout: Rollout, rewards: Tensor) -> None:
@@ -145,7 +146,7 @@ class Impala:
         self._sums.zero_()
         log_probs, _, advantages, targets, moments = self._credit
         if self.config.normalize_advantages:
-            advantages = losses.standardize(advantages, distributed.merge_moments(moments))
+            advantages = _scaled(advantages, distributed.merge_moments(moments))
         if self._value_normalizer is not None:
             targets = self._value_normalizer.normalize(targets)
         window, learned = self._window, Learned(log_probs, advantages, targets)
@@ -220,6 +221,17 @@ class Impala:
             group.update(own)
         for batch in self._batches.values():
             batch.learn.reset()
+
+
+def _scaled(advantages: Tensor, moments: Tensor) -> Tensor:
+    """``A / sqrt(mean(A^2))``, not shifted: a row whose importance ratio is 0 keeps no weight.
+
+    Args:
+        advantages: any shape, float32.
+        moments: ``[3]``: count, mean and sum of squared deviations (M2) of the advantages that count.
+    """
+    count, mean, m2 = moments.to(advantages.dtype).unbind()
+    return advantages / ((m2 / count.clamp(min=1.0) + mean.square()).sqrt() + 1e-8)
 
 
 def _make_optimizer(config: ImpalaConfig, policy: ActorCritic, learning_rate: Tensor) -> torch.optim.Optimizer:
