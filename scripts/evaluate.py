@@ -28,6 +28,7 @@ from trainer.config import ConfigError, EnvConfig
 from trainer.evaluate import Episodes, evaluate, load_checkpoint
 from trainer.metrics import write_json
 from trainer.schema import one_line
+from trainer.validation import check_device_name
 
 
 @dataclass
@@ -46,6 +47,7 @@ def _parse(arguments: list[str]) -> Options:
     options = parse_options(Options, arguments)
     if not options.checkpoint:
         raise ConfigError("checkpoint=<a run folder or file> is missing")
+    check_device_name(options.device)
     if options.episodes < 1:
         raise ConfigError(f"episodes={options.episodes} must be at least 1")
     return options

@@ -30,8 +30,11 @@ def parse_options(kind: type[Options], arguments: list[str]) -> Options:
     """A dataclass of options from ``key=value`` arguments, for scripts that Hydra does not run.
 
     Raises:
-        ConfigError: a key is unknown, or a value of the wrong type.
+        ConfigError: an argument is not ``key=value``, a key is unknown, or a value of the wrong type.
     """
+    for argument in arguments:
+        if argument.startswith("-") or "=" not in argument:
+            raise ConfigError(f"{argument}: an argument is key=value, without dashes")
     try:
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.from_cli(arguments)))
     except OmegaConfBaseException as error:

@@ -101,6 +101,14 @@ def test_a_single_checkpoint_file_is_played_and_older_ones_too(
         (["checkpoint={run}", "env.engine=foo"], "env.engine=foo"),
         (["checkpoint={run}", "env.engin=torch"], "env.engin: there is no such key; did you mean engine?"),
         (["checkpoint={run}", "env.pools=many"], "env.pools: Value 'many'"),
+        (["checkpoint={run}", "env.foo=1"], "env.foo: there is no such key; there are id, engine, module,"),
+        (
+            ["checkpoint={run}", "deterministic=true"],
+            "deterministic: there is no such key; there are checkpoint, episodes",
+        ),
+        (["{run}"], "{run}: an argument is key=value, without dashes"),
+        (["--checkpoint={run}"], "--checkpoint={run}: an argument is key=value, without dashes"),
+        (["checkpoint={run}", "device=gpu"], "device=gpu is not one of auto, cpu, cuda, cuda:N"),
         (["checkpoint={run}", "device=cuda:99"], "device=cuda:99"),
     ],
 )
@@ -117,7 +125,7 @@ def test_a_wrong_command_is_refused_in_one_line(
     assert end.value.code == 1
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
-    assert named in errors
+    assert named.format(run=run) in errors
 
 
 def test_a_policy_that_does_not_fit_the_env_is_refused_by_its_tensor(run: Path):

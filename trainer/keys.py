@@ -167,12 +167,14 @@ def meant(value: str, choices: Iterable[str]) -> str:
     return f"; did you mean {lower[close[0]]}?" if close else ""
 
 
-def unknown_key(key: str, known: Sequence[str] = (*KEYS, *_SECTIONS)) -> str:
-    """That there is no such key, with the ones that may have been meant."""
-    close, section = _closest(key, known), key.partition(".")[0]
+def unknown_key(key: str, known: Sequence[str] | None = None) -> str:
+    """That there is no such key, with the ones that may have been meant; ``known`` ones are by default `KEYS`."""
+    close, section = _closest(key, known or (*KEYS, *_SECTIONS)), key.partition(".")[0]
     if close:
         hint = f"did you mean {' or '.join(close)}?"
-    elif section in _SECTIONS and section in known:
+    elif known is not None:
+        hint = f"there are {', '.join(known)}"
+    elif section in _SECTIONS:
         hint = _section(section)
     else:
         hint = "docs/config.md lists them all"

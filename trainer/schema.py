@@ -177,7 +177,7 @@ def one_line(error: Exception, known: list[str] | None = None) -> str:
     if not key:
         return first
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        return unknown_key(str(key), *([known] if known else []))
+        return unknown_key(str(key), known)
     if known is None and key in KEYS:
         return wrong_value(str(key), getattr(cause, "value", None))
     return f"{key}: {first}"

@@ -156,7 +156,7 @@ def validate(config: Config) -> None:
         for option in get(config, key):
             if option in _SET_ELSEWHERE:
                 raise ConfigError(f"{key}.{option} is not an engine's own option: set {_SET_ELSEWHERE[option]}")
-    _check_device_name(config.device)
+    check_device_name(config.device)
 
 
 #: The estimators that each algorithm can learn from.
@@ -259,7 +259,12 @@ def _check_policy(config: Config) -> None:
         )
 
 
-def _check_device_name(device: str) -> None:
+def check_device_name(device: str) -> None:
+    """Refuse what names no device.
+
+    Raises:
+        ConfigError: says what does.
+    """
     kind, _, index = device.partition(":")
     if device not in ("auto", "cpu") and (kind != "cuda" or (":" in device and not index.isdigit())):
         raise ConfigError(f"device={device} is not one of auto, cpu, cuda, cuda:N")
