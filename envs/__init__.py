@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from envs.base import EnvError, StepResult, VecEnv
+from envs.checks import memory_errors
 from envs.names import resolve_among
 
 __all__ = ["ENGINES", "EnvError", "StepResult", "VecEnv", "make", "resolve"]
@@ -52,15 +53,15 @@ def make(
         **engine_options: for that engine, e.g. ``pools``, ``num_threads`` and ``timeout`` for EnvPool.
 
     Raises:
-        EnvError: engine, id, number or option refused, or the engine's package is missing.
+        EnvError: engine, id, number or option refused, the engine's package is missing, or memory does not suffice.
     """
     if num_envs < 1:
         raise EnvError(f"num_envs={num_envs}: it must be at least 1")
     if not 0 <= rank < world_size:
         raise EnvError(f"rank={rank}: it must be in 0 .. world_size-1={world_size - 1}")
-    return _load(engine)(
-        resolve(id, engine), num_envs, device=device, seed=seed, rank=rank, world_size=world_size, **engine_options
-    )
+    exact, make_env = resolve(id, engine), _load(engine)
+    with memory_errors(f"num_envs={num_envs}: {exact}"):
+        return make_env(exact, num_envs, device=device, seed=seed, rank=rank, world_size=world_size, **engine_options)
 
 
 def resolve(name: str, engine: str = "envpool") -> str:

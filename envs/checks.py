@@ -1,13 +1,21 @@
-"""What every engine that lives on a torch device refuses alike: counts, seeds, devices and states that do not fit."""
+"""What engines refuse alike: counts, seeds, devices, states that do not fit, and what does not fit into memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from envs.base import EnvError
+
+#: How torch, NumPy, CUDA and Warp say that memory does not suffice: few of them have an exception of its own for that.
+_TOO_LARGE = re.compile(
+    r"out of memory|allocate|alloc_failed|size calculation overflowed|array shapes must not exceed", re.IGNORECASE
+)
+_ASKED = re.compile(r"allocate ([\d.]+ \w+)")
 
 
 def check_columns(num_envs: int, seed: int, rank: int, world_size: int) -> None:
@@ -44,6 +52,25 @@ def usable_device(device: torch.device | str) -> torch.device:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # a torch without CUDA asserts
         raise EnvError(f"device={device} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+@contextmanager
+def memory_errors(what: str, kind: type[Exception] = EnvError) -> Iterator[None]:
+    """Refuse in one line what does not fit into memory, on whichever device and whoever allocates.
+
+    Args:
+        what: keys with their values, and what they make too large.
+        kind: of the exception that is raised instead, with how much was asked for last, where that is told.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, ValueError) as error:
+        text = str(error)
+        if not isinstance(error, MemoryError) and not _TOO_LARGE.search(text):
+            raise
+        asked = _ASKED.search(text)
+        detail = f": the last {asked[1]} were not to be had" if asked else ""
+        raise kind(f"{what} does not fit into memory{detail}") from error
 
 
 def copy_state(id: str, state: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:

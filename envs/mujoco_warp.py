@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -90,7 +89,7 @@ class MujocoWarpVecEnv(VecEnv):
 
         task = customize(TASKS[id], options)
         model = load_model(task, physics)
-        with wp.ScopedDevice(wp.device_from_torch(self.device)), _memory_errors(id, num_envs, self.device):
+        with wp.ScopedDevice(wp.device_from_torch(self.device)):
             self._worlds: WarpSimulation | None = WarpSimulation(
                 task,
                 model,
@@ -175,13 +174,3 @@ class MujocoWarpVecEnv(VecEnv):
         if self._worlds is None:
             raise EnvError(f"{self.id}: the env is closed")
         return self._worlds
-
-
-@contextlib.contextmanager
-def _memory_errors(id: str, num_envs: int, device: torch.device) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:  # Warp has no type of its own for it
-        if not any(words in str(error).lower() for words in ("alloc", "memory", "array shapes must not exceed")):
-            raise
-        raise EnvError(f"num_envs={num_envs}: {id} does not fit into the memory of {device}") from error

@@ -84,13 +84,10 @@ class TorchVecEnv(VecEnv):
         self.single_observation_space = _cast(self._task.observation_space, dtype_name)
         self.single_action_space = copy.deepcopy(self._task.action_space)  # a space owns a generator: share none
         self._started, self._result = False, None
-        try:
-            self._allocate()
-            self._step = step_function(self._task, self._limit)
-            if self.device.type == "cuda" if compile is None else compile:
-                self._step = self._compiled(self._step)
-        except torch.OutOfMemoryError as error:
-            raise EnvError(f"num_envs={num_envs}: {id} does not fit into the memory of {self.device}") from error
+        self._allocate()
+        self._step = step_function(self._task, self._limit)
+        if self.device.type == "cuda" if compile is None else compile:
+            self._step = self._compiled(self._step)
 
     @classmethod
     def known_ids(cls) -> Sequence[str]:

@@ -228,14 +228,14 @@ def test_cuda_is_refused_where_there_is_none():
 
 def test_more_worlds_than_memory_or_32_bits_hold_are_refused_by_number(monkeypatch):
     with pytest.raises(EnvError, match="num_envs=1000000000: Ant-v5 does not fit"):
-        warp_env("Ant-v5", num_envs=1_000_000_000)
+        make("Ant-v5", "mujoco_warp", num_envs=1_000_000_000)
 
     def out_of_memory(*args, **kwargs):
         raise RuntimeError("Failed to allocate 123456789 bytes on device 'cuda:0'")
 
     monkeypatch.setattr(warp_simulation.mjw, "make_data", out_of_memory)
-    with pytest.raises(EnvError, match="num_envs=7: Ant-v5 does not fit"):
-        warp_env("Ant-v5", num_envs=7)
+    with pytest.raises(EnvError, match="num_envs=7: Ant-v5 does not fit into memory: the last 123456789 bytes"):
+        make("Ant-v5", "mujoco_warp", num_envs=7)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_envs import TASKS, assert_same, make, random_actions, states
 
+import envs
 from envs.base import EnvError, StepResult
 from envs.torch_classic import TorchVecEnv
 
@@ -224,7 +225,7 @@ def test_envs_that_do_not_fit_into_memory_are_refused_by_their_number(monkeypatc
 
     monkeypatch.setattr(torch, "zeros", full)
     with pytest.raises(EnvError, match="num_envs=3: Pendulum-v1 does not fit"):
-        make("Pendulum-v1", 3)
+        envs.make("Pendulum", "torch", 3)
 
 
 def test_calls_out_of_order_are_refused() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from envs.checks import memory_errors
 from trainer import checkpoint, distributed
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.console import make_console
+from trainer.keys import get
 from trainer.loop import Trainer
 from trainer.metrics import MetricsFile, WandbLogger, finite, write_json
 from trainer.report import engine_name, machine, run_name, run_tags
@@ -21,6 +23,8 @@ from trainer.schema import to_dict
 from trainer.signals import StopSignal
 
 _STOPPED_BY_ANOTHER_RANK = 128 + signal.SIGTERM
+#: What decides how much memory a run takes.
+_SIZES = ("num_envs", "rollout_length", "policy.hidden_sizes")
 
 
 def train(config: Config, base: Path, continued: RunFolder | None = None) -> int:
@@ -42,7 +46,8 @@ def train(config: Config, base: Path, continued: RunFolder | None = None) -> int
         config.logging.console, config.wandb.mode = "none", "disabled"
     console = make_console(config.logging, run_name(config))
     is_main = distributed.rank() == 0
-    with ExitStack() as opened:
+    sizes = ", ".join(f"{key}={get(config, key)}" for key in _SIZES)
+    with memory_errors(f"{sizes}: the run", ConfigError), ExitStack() as opened:
         opened.callback(console.close)
         if continued is not None and is_main:
             opened.enter_context(continued.held())
