@@ -42,8 +42,12 @@ def raw_rate(config: Config, pools: list[int], seconds: float) -> float:
         Case(env.id, env.engine, config.num_envs, config.device, "no", seconds, 2, 0.0, {"pools": n, **options})
         for n in pools
     ]
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1) as executor:
-        return max(float(row["steps_per_second"]) for row in executor.map(measure_env, cases))
+    context = multiprocessing.get_context("fork")  # nothing is imported again, and this process holds no env or GPU yet
+    rates = []
+    for case in cases:
+        with ProcessPoolExecutor(1, mp_context=context) as executor:
+            rates.append(float(executor.submit(measure_env, case).result()["steps_per_second"]))
+    return max(rates)
 
 
 def train(config: Config, seconds: float) -> list[Metrics]:
