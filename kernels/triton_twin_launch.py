@@ -216,8 +216,8 @@ def _weight_gradient(
 
 
 def _input_gradient(
-    layer: Layer, gradients: Pair, strides: Pair, values: Pair, below: Pair, bias_parts: Tensor, places: tuple[int, ...],
-    rows: int, activation: str, format: Format,
+    layer: Layer, gradients: Pair, strides: Pair, values: Pair, below: Pair, bias_parts: Tensor,
+    places: tuple[int, ...], rows: int, activation: str, format: Format,
 ) -> Launch:  # fmt: skip
     widest = max(layer.outputs)
     tile = format.input_gradient.fit(rows, layer.inputs, widest)

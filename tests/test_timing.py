@@ -68,7 +68,8 @@ def test_an_inner_phase_is_taken_out_of_the_outer_one(hands: Hands) -> None:
     assert nonzero(clock.read()) == {"inference": 1, "env_step": 10, "transfer": 400, "total": 411}
 
 
-def test_a_few_of_many_equal_turns_stand_for_all_of_them(hands: Hands) -> None:
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_few_of_many_equal_turns_stand_for_all_of_them(hands: Hands, is_settled: bool) -> None:
     clock = PhaseClock(CPU, timed_turns=2)
     clock.lap()
     with clock.phase("credit"):
@@ -79,6 +80,9 @@ def test_a_few_of_many_equal_turns_stand_for_all_of_them(hands: Hands) -> None:
             with clock.phase("env_step"):
                 hands.spend(2 if number == 2 else 100)
         hands.spend(1)
+    if is_settled:
+        clock.settle()
+        clock.settle()
     clock.lap()
     turns = 4 + 4 * 102
     expected = {"inference": turns / 3, "env_step": turns * 2 / 3, "credit": 7, "total": 7 + turns}
@@ -197,6 +201,23 @@ def test_timing_costs_less_than_a_hundredth_of_a_small_run() -> None:
     rows = [trainer.train_one_update() for _ in range(5)]
     trainer.close()
     assert min(row["time/clock_ms"] / row["time/total_ms"] for row in rows) < 0.01
+
+
+@pytest.mark.gpu
+def test_on_cuda_turns_that_are_over_are_read_while_the_device_does_more() -> None:
+    clock = PhaseClock(torch.device("cuda"), timed_turns=2)
+    clock.start()
+    for _ in clock.turns(8):
+        with clock.phase("env_step"):
+            torch.cuda._sleep(1_000_000)
+    with clock.phase("update"):
+        torch.cuda._sleep(500_000_000)
+    clock.settle()
+    assert not torch.cuda.current_stream().query(), "it waited for the update"
+    clock.lap()
+    times = clock.read()
+    assert times["env_step"] > 0
+    assert sum(times[name] for name in PHASES) == pytest.approx(times["total"], rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.gpu

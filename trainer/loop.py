@@ -12,6 +12,7 @@ from envs.base import VecEnv
 from kernels.operations import Backend
 from trainer import checkpoint, distributed, estimator
 from trainer.algorithm import Parts
+from trainer.aside import Aside
 from trainer.builder import (
     make_graphs,
     make_method,
@@ -23,7 +24,7 @@ from trainer.builder import (
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config
 from trainer.console import Console
-from trainer.episodes import Ended, EpisodeTracker
+from trainer.episodes import EpisodeTracker
 from trainer.normalize import ObservationNormalizer, RewardNormalizer, ValueNormalizer
 from trainer.probe import CreditProbe, make_probe, phase_shares
 from trainer.rollout import Rollout, first_non_finite_row
@@ -76,7 +77,7 @@ class Trainer:
             RewardNormalizer(n, config.credit.gamma, self.backend, self.device) if normalize.rewards else None
         )
         self.value_normalizer = ValueNormalizer(self.device) if normalize.values else None
-        self.clock = make_clock(self.device, config.timing.detail == "high")
+        self.clock, self._aside = make_clock(self.device, config.timing.detail == "high"), Aside(self.device)
         action_map = ActionMap(action_space, config.env.action_map)
         if action_map.notice:
             console.notice(action_map.notice)
@@ -116,13 +117,18 @@ class Trainer:
                 self.probe(rollout, rewards, self.update)
         self.newest = rollout, rewards
         self.is_whole = False
-        statistics = self.algorithm.update(rollout, rewards, self.progress)
         with self.clock.phase("log"):
             ended = self.episodes.follow(rollout)
-            steps = distributed.sum_(rollout.valid.sum())
+            valid = distributed.sum_(rollout.valid.sum())
+            self._aside.mark()
+        statistics = self.algorithm.update(rollout, rewards, self.progress)
+        with self.clock.phase("log"), self._aside.reading():  # while the device updates the policy
+            self.episodes.record(ended)
+            steps = int(valid)
+        self.clock.settle()
         self.clock.lap()
         with self.clock.phase("log"):
-            metrics = self._read(rollout, statistics, steps, ended)
+            metrics = self._read(rollout, statistics, steps)
         self.is_whole = True
         return metrics
 
@@ -136,14 +142,10 @@ class Trainer:
                 rewards = self.reward_normalizer(rewards, rollout.terminated, rollout.truncated, rollout.valid)
         return rewards
 
-    def _read(
-        self, rollout: Rollout, statistics: dict[str, torch.Tensor], valid: torch.Tensor, ended: Ended
-    ) -> dict[str, Any]:
-        """Read what the device accumulated, and count: the update's only waits that no engine asks for."""
+    def _read(self, rollout: Rollout, statistics: dict[str, torch.Tensor], steps: int) -> dict[str, Any]:
+        """Read what the device accumulated, and count: here the device waits for the host, so there is little of it."""
         numbers = dict(zip(statistics, torch.stack(list(statistics.values())).tolist(), strict=True))
-        steps = int(valid)
         times, of_source = self.source.explain(self.clock.read())
-        self.episodes.record(ended)
         self.episode_statistics = self.episodes.statistics()
         shares = phase_shares(times)
         self.update += 1

@@ -44,6 +44,7 @@ class _Span(NamedTuple):
 
 class _Lap(NamedTuple):
     spans: list[_Span]
+    settled: dict[str, float]  #: milliseconds of phases that were read already
     phases: int  #: how many were timed
     start: Stamp
     end: Stamp
@@ -64,6 +65,7 @@ class PhaseClock:
         self._device, self._timed_turns = device, timed_turns
         self._events: list[torch.cuda.Event] = []  # events to use again
         self._spans: list[_Span] = []
+        self._settled: dict[str, float] = {}
         self._turns: _Turns | None = None  # under way, with only some of them timed
         self._is_silent = False  # within a turn that is not timed
         self._open: list[str] = []
@@ -130,15 +132,23 @@ class PhaseClock:
     def start(self) -> None:
         """Begin the first turn of the loop; what was timed before is forgotten."""
         self._phase_ms = self._phase_ms or self._measure_phase()
-        self._spans, self._phases, self._previous_laps = [], 0, []
+        self._spans, self._settled, self._phases, self._previous_laps = [], {}, 0, []
         self._lap_start = self._stamp()
 
     def lap(self) -> None:
         """End a turn of the loop and start the next."""
         now = self._stamp()
         if self._lap_start is not None:
-            self._previous_laps.append(_Lap(self._spans, self._phases, self._lap_start, now))
-        self._spans, self._phases, self._lap_start = [], 0, now
+            self._previous_laps.append(_Lap(self._spans, self._settled, self._phases, self._lap_start, now))
+        self._spans, self._settled, self._phases, self._lap_start = [], {}, 0, now
+
+    def settle(self) -> None:
+        """Read what was timed of turns that are over, so that `read` has less to do; waits until the device has done
+        them, and is called while it has something else to do."""
+        over = [span for span in self._spans if span.turns is not None and span.turns.end is not None]
+        if over:
+            self._spans = [span for span in self._spans if span.turns is None or span.turns.end is None]
+            self._add(over, self._settled)
 
     def _measure_phase(self) -> float:
         """Milliseconds of an empty phase; on CUDA those of the device while it has more to do than the host."""
@@ -166,20 +176,33 @@ class PhaseClock:
         """
         milliseconds = dict.fromkeys((*PHASES, "total"), 0.0)
         for lap in self._previous_laps:
-            if isinstance(lap.end, torch.cuda.Event):
-                lap.end.synchronize()
-            spent = [(span, _elapsed_ms(span.start, span.end)) for span in lap.spans]
-            scales = _scales(spent)
-            for span, spent_ms in spent:
-                scale = scales[span.turns] if span.turns is not None else 1.0
-                milliseconds[span.name] = milliseconds.get(span.name, 0.0) + scale * spent_ms
+            _wait_for(lap.end)
+            for name, settled_ms in lap.settled.items():
+                milliseconds[name] = milliseconds.get(name, 0.0) + settled_ms
+            self._add(lap.spans, milliseconds)
             milliseconds["total"] += _elapsed_ms(lap.start, lap.end)
-            self._use_again([lap.start, *(stamp for some in (*lap.spans, *scales) for stamp in (some.start, some.end))])
+            self._use_again([lap.start])
         self.cost_ms = self._phase_ms * sum(lap.phases for lap in self._previous_laps)
         self._previous_laps = []
         named = sum(value for name, value in milliseconds.items() if name not in (*UPDATE_PARTS, "total"))
         milliseconds["other"] += milliseconds["total"] - named
         return milliseconds
+
+    def _add(self, spans: list[_Span], milliseconds: dict[str, float]) -> None:
+        """Add what these spans took, whose stamps are used again."""
+        for turns in {span.turns for span in spans}:
+            _wait_for(turns and turns.end)
+        spent = [(span, _elapsed_ms(span.start, span.end)) for span in spans]
+        scales = _scales(spent)
+        for span, spent_ms in spent:
+            scale = scales[span.turns] if span.turns is not None else 1.0
+            milliseconds[span.name] = milliseconds.get(span.name, 0.0) + scale * spent_ms
+        self._use_again(stamp for some in (*spans, *scales) for stamp in (some.start, some.end))
+
+
+def _wait_for(stamp: Stamp | None) -> None:
+    if isinstance(stamp, torch.cuda.Event):
+        stamp.synchronize()
 
 
 def _scales(spent: Iterable[tuple[_Span, float]]) -> dict[_Turns, float]:
