@@ -41,6 +41,7 @@ from credit_timing import (
     quantiles,
     synchronized_time,
 )
+from provenance import need_cuda
 from tune_credit import compile_tile, rule, tune
 
 from envs.cores import usable_cores
@@ -51,7 +52,7 @@ COMPILE_LIMIT_S = 240
 MODES = {"torch-loop": "loop", "torch-scan": "scan", "torch-compiled": "compiled"}
 #: float32 sums of a hundred terms of size 1, and half-precision outputs of that size.
 TOLERANCE = {"float32": 2e-4, "bfloat16": 4e-2, "float16": 5e-3, "float64": 1e-9}
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "operation", "envs", "steps", "layout", "dtype", "actions", "truncation", "backend", "bytes", "error", "hot_p20",
     "hot_p50", "hot_p80", "copy_hot", "ratio_hot", "gb_per_s", "synchronized", "host", "host_out", "cold_p50",
     "copy_cold", "ratio_cold", "tile", "gpu", "torch", "triton", "python", "commit", "date",
@@ -236,6 +237,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=220, help="seconds that --tune may take")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the table and the pictures")
     args = parser.parse_args()
+    need_cuda(parser)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.tune:
         tune(args.operations, args.out / "credit_tune.csv", args.budget)

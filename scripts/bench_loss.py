@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels import ppo_loss
 from scripts.credit_timing import hot_times, quantiles
-from scripts.provenance import append_rows, format_table, provenance
+from scripts.provenance import append_rows, format_table, need_cuda, provenance
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "loss.csv"
 WAYS = ("fused, gathering", "fused", "torch.compile", "torch")
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--actions", type=int, default=8)
     parser.add_argument("--no-save", action="store_true", help=f"print only; do not append to {RESULTS.name}")
     arguments = parser.parse_args()
+    need_cuda(parser)
     rows = []
     for way in WAYS:
         figures = zip(("p20_us", "p50_us", "p80_us"), measure(way, arguments.rows, arguments.actions), strict=True)

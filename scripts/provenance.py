@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import datetime
 import importlib.metadata
@@ -29,6 +30,12 @@ def provenance(packages: Iterable[str] = ()) -> dict[str, str | int]:
         "versions": " ".join([f"python={platform.python_version()}", *(f"{k}={v}" for k, v in versions.items() if v)]),
         "command": " ".join(["python", *sys.argv]),
     }
+
+
+def need_cuda(parser: argparse.ArgumentParser) -> None:
+    """End a script that measures a GPU where there is none: one line, exit status 1."""
+    if not torch.cuda.is_available():
+        parser.exit(1, f"error: {parser.prog} measures a CUDA device, and torch {torch.__version__} sees none\n")
 
 
 def append_rows(path: Path, rows: list[dict[str, str | int | float]]) -> None:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a che
 
 import torch
 
-from scripts.provenance import format_table
+from scripts.provenance import format_table, need_cuda
 from scripts.update_problems import PROBLEMS, Problem
 from scripts.update_variants import PRECISIONS, set_precision
 
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     arguments = parser.parse_args()
+    need_cuda(parser)
     bandwidth = copied_bytes_per_second()
     rates = {precision: operations_per_second(precision) for precision in arguments.precisions}
     print(
