@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from kernels import twin_mlp
 from kernels.operations import Backend
+from tests.small_runs import small_config
+from trainer import builder
 from trainer.config import PolicyConfig
 from trainer.policy import ActorCritic
 from trainer.twin_policy import TwinActorCritic, twin_obstacle
@@ -220,6 +222,26 @@ def test_a_twin_policy_has_the_parameters_and_outputs_of_a_plain_one() -> None:
 def test_a_twin_policy_says_where_it_cannot_stand(change: dict[str, Any], device: str, message: str | None) -> None:
     obstacle = twin_obstacle(PolicyConfig(**change), torch.device(device))
     assert obstacle is None if message is None else message in str(obstacle)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_twin"),
+    [
+        ((), True),
+        (("matmul_precision=highest",), False),
+        (("matmul_precision=highest", "autocast=bfloat16"), True),
+        (("matmul_precision=highest", "policy.backend=triton"), True),
+        (("policy.backend=torch", "autocast=bfloat16"), False),
+        (("policy.core=gru",), False),
+    ],
+)
+def test_auto_takes_a_twin_policy_on_cuda_unless_every_digit_is_asked_for(
+    settings: tuple[str, ...], is_twin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ActorCritic, "to", lambda policy, device: policy)
+    box = gymnasium.spaces.Box(-1.0, 1.0, (5,), np.float32)
+    policy = builder.make_policy(small_config(*settings), box, box, torch.device("cuda"))
+    assert isinstance(policy, TwinActorCritic) == is_twin
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
