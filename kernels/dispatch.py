@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import cast, get_args
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import torch_backend
+from kernels.backends import HAS_TRITON, require_triton
 from kernels.operations import (
     OPERATIONS,
     Backend,
@@ -54,18 +54,14 @@ def solve(
 
 @functools.cache
 def _triton_solve() -> Callable[..., Sequence[Tensor]]:
+    require_triton()
     from kernels.triton_launch import solve  # here, so that the package imports where Triton is not installed
 
     return solve
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def _runs_triton(rows: Tensor | None) -> bool:
-    return isinstance(rows, Tensor) and rows.is_cuda and _has_triton()
+    return isinstance(rows, Tensor) and rows.is_cuda and HAS_TRITON
 
 
 def _check_backend(backend: Backend, torch_mode: TorchMode) -> None:

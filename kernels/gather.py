@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.backends import runs_triton
 from kernels.operations import Backend, describe
 
 
@@ -30,7 +31,7 @@ def gather_rows(source: Tensor, indices: Tensor, valid: Tensor, *, backend: Back
         )
     if not source.is_contiguous():
         raise ValueError(f"source: expected contiguous rows, got {describe(source)}")
-    if backend == "triton" or (backend == "auto" and source.is_cuda):
+    if runs_triton(backend, source.is_cuda):
         return torch.ops.rollscan.gather_rows(source, indices, valid)
     rows = source.index_select(0, indices)
     return rows.masked_fill_(~valid.index_select(0, indices).view(-1, *(1,) * (rows.dim() - 1)), 0)

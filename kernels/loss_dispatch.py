@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels import torch_loss
-from kernels.loss_inputs import REPORTED, Coefficients, LossInputs, check, runs_triton
+from kernels.backends import runs_triton
+from kernels.loss_inputs import REPORTED, Coefficients, LossInputs, check
 from kernels.operations import Backend
 
 _TENSORS = len(LossInputs._fields)
@@ -29,7 +30,8 @@ def solve(inputs: LossInputs, coefficients: Coefficients, backend: Backend) -> t
         TypeError, ValueError: as `kernels.ppo_loss`.
     """
     check(inputs, coefficients)
-    if not runs_triton(inputs, backend):
+    outputs = inputs.policy_outputs
+    if not runs_triton(backend, outputs.is_cuda and outputs.dtype != torch.float64):
         return torch_loss.policy_loss(inputs, coefficients)
     if coefficients.value_clip_range is None:
         inputs, coefficients = inputs._replace(old_values=None), coefficients._replace(value_clip_range=0.0)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import math
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.operations import FLAGS, FLOATS, GAMMAS, INTEGERS, Argument, Backend, check_number, check_tensor, describe
+from kernels.operations import FLAGS, FLOATS, GAMMAS, INTEGERS, Argument, check_number, check_tensor, describe
 
 Scalar = float | Tensor
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -96,21 +94,3 @@ def _arguments(inputs: LossInputs) -> tuple[Argument, ...]:
         Argument("count", "", GAMMAS, optional=True),
         Argument("advantage_moments", "M", GAMMAS, optional=True),
     )
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def runs_triton(inputs: LossInputs, backend: Backend) -> bool:
-    """Whether the call goes to the fused kernels; ``auto`` takes them on CUDA unless an input is float64.
-
-    Raises:
-        ValueError: no such backend.
-    """
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend: expected one of {', '.join(get_args(Backend))}, got {backend!r}")
-    if backend != "auto":
-        return backend == "triton"
-    return inputs.policy_outputs.is_cuda and inputs.policy_outputs.dtype != torch.float64 and _has_triton()

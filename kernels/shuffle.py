@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.backends import runs_triton
 from kernels.operations import Backend, describe
 
 #: Of the cipher; its keys are what is random.
@@ -27,7 +28,7 @@ def shuffle_(orders: Tensor, *, backend: Backend = "auto") -> Tensor:
     """
     if orders.dim() != 2 or orders.dtype != torch.int64 or not orders.is_contiguous() or orders.shape[1] > 2**30:
         raise ValueError(f"orders: expected contiguous [E, U] int64 with U up to 2^30, got {describe(orders)}")
-    if backend == "triton" or (backend == "auto" and orders.is_cuda):
+    if runs_triton(backend, orders.is_cuda):
         from kernels import triton_shuffle  # here, so that the package imports where Triton is not installed
 
         return triton_shuffle.shuffle_(orders)

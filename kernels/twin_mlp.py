@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.backends import runs_triton
 from kernels.operations import Backend, describe
 
 Activation = Literal["elu", "relu", "tanh"]
@@ -56,8 +57,8 @@ def twin_mlp(
         ValueError: shapes that do not chain, other hidden widths in the second network, an unknown choice, or a backend
             that cannot run here.
     """
-    _check(inputs, first, second, activation, precision, backend)
-    if backend == "torch" or (backend == "auto" and (precision == "float32" or not inputs.is_cuda)):
+    _check(inputs, first, second, activation, precision)
+    if not runs_triton(backend, inputs.is_cuda and precision != "float32"):
         return TwinOutputs(*(_mlp(inputs.detach(), layers, activation, precision) for layers in (first, second)))
     parameters = [x for pair in zip(first, second, strict=True) for layer in pair for x in layer]
     one, two, *_ = torch.ops.rollscan.twin_mlp(inputs.detach(), parameters, activation, precision)
@@ -73,12 +74,8 @@ def _mlp(inputs: Tensor, layers: Sequence[Linear], activation: Activation, preci
         return functional.linear(x, *layers[-1]).float()
 
 
-def _check(
-    inputs: Tensor, first: Sequence[Linear], second: Sequence[Linear], activation: str, precision: str, backend: str
-) -> None:
-    for name, value, choices in (
-        ("activation", activation, Activation), ("precision", precision, Precision), ("backend", backend, Backend),
-    ):  # fmt: skip
+def _check(inputs: Tensor, first: Sequence[Linear], second: Sequence[Linear], activation: str, precision: str) -> None:
+    for name, value, choices in (("activation", activation, Activation), ("precision", precision, Precision)):
         if value not in get_args(choices):
             raise ValueError(f"{name}: expected one of {', '.join(get_args(choices))}, got {value!r}")
     if inputs.dim() != 2 or inputs.stride(1) != 1:

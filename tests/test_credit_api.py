@@ -117,6 +117,27 @@ def test_kernels_works_without_triton_and_imports_nothing_of_the_trainer_and_no_
     assert done.stdout.strip() == ""
 
 
+def test_triton_is_refused_by_its_argument_where_it_is_not_installed() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, kernels\n"
+        "from kernels.shuffle import shuffle_\n"
+        "x, f = torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.bool)\n"
+        "layers, coefficients = [(x, x[0])], {'clip_range': 0.2, 'value_coef': 1.0, 'entropy_coef': 0.0}\n"
+        "for call in (\n"
+        "    lambda: kernels.gae(x, x, x[0], f),\n"
+        "    lambda: kernels.ppo_loss(x, x[0], x[0].long(), x[0], x[0], x[0], backend='triton', **coefficients),\n"
+        "    lambda: kernels.twin_mlp(x, layers, layers, backend='triton'),\n"
+        "    lambda: shuffle_(torch.zeros(2, 2, dtype=torch.int64), backend='triton'),\n"
+        "):\n"
+        "    try:\n        call()\n    except ValueError as error:\n        print(error)\n"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", "HOME": "/nonexistent"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    refusal = "backend: 'triton' needs the package triton, which is not installed; use 'torch' or 'auto'"
+    assert done.stdout.splitlines() == [refusal] * 4
+
+
 # --- options --------------------------------------------------------------------------------------------------------
 
 
