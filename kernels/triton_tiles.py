@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MULTIPROCESSORS = 132  # of an H100 or H200
-ACTIONS_AT_ONCE = 4  # 16 bytes of float32 for a thread; more are summed across threads, which is slower
-FORWARD = ("eligibility_traces", "episodic_prefix_sum")
-HEAVY = ("vtrace", "retrace", "retrace_categorical")  # more registers per row
+ONE_OUTPUT = ("td_lambda", "discounted_returns", "eligibility_traces", "episodic_prefix_sum")  # fewer registers per row
+HEAVY = ("vtrace", "retrace", "retrace_categorical")  # more of them
 
 
 class Tile(NamedTuple):
@@ -37,25 +36,37 @@ def next_power(x: int) -> int:
 def choose(operation: str, steps: int, envs: int, env_major: bool, itemsize: int, actions: int) -> Tile:
     """The tile for ``steps`` by ``envs`` rows of ``itemsize`` bytes; ``actions`` is 0 where there are none."""
     heavy = operation in HEAVY or itemsize > 4
-    tile = _env_major(steps, envs) if env_major else _time_major(steps, envs, heavy, operation in FORWARD)
-    if not actions:
-        return tile
-    return (_env_major_actions(steps, envs) if env_major else _time_major_actions(steps, envs))._replace(
-        actions=min(ACTIONS_AT_ONCE, next_power(actions))
-    )
+    if actions:
+        tile = _env_major_actions(steps, actions) if env_major else _time_major_actions(steps, actions)
+    elif env_major:
+        tile = _env_major(steps, envs, heavy)
+    elif envs >= 32768 and steps > 32:
+        tile = _many_envs(operation in ONE_OUTPUT, itemsize)
+    else:
+        tile = _time_major(steps, envs, heavy, itemsize)
+    # The last tiles of the groups wait for each other, which long windows feel; more maps take registers and time.
+    return tile._replace(group=64) if steps > 32768 and actions <= 4 else tile
 
 
-def _time_major(steps: int, envs: int, heavy: bool, forward: bool) -> Tile:
+def _many_envs(one_output: bool, itemsize: int) -> Tile:
+    if itemsize < 4:
+        return Tile(4, 64, 2, 2, stages=3)
+    return Tile(4, 32, 4 if one_output else 2, 1, stages=2)
+
+
+def _time_major(steps: int, envs: int, heavy: bool, itemsize: int) -> Tile:
     if steps <= 8:
-        return Tile(4, 32, 2, 4)
+        return Tile(4, 32, 2, 2)
     if steps <= 16:
         return Tile(4, 64, 4, 4)
     if steps <= 32:
-        return Tile(4, 64, 8, 4)
-    if envs >= 32768:
-        return Tile(4, 32, 4 if forward else 2, 1, stages=2)
+        return Tile(8, 32, 4, 8) if heavy else Tile(4, 64, 8, 4)
     if steps <= 128:
+        if heavy and envs >= 8192 and itemsize <= 4:
+            return Tile(8, 32, 4, 2, stages=3)
         return Tile(16, 32, 8, 16 if heavy else 8)
+    if envs <= 16:
+        return Tile(64, 16, 2 if heavy else 4, 8, split=True, chunks=4)
     if envs < 16 * MULTIPROCESSORS:
         long = steps > 4096
         if heavy:
@@ -66,7 +77,7 @@ def _time_major(steps: int, envs: int, heavy: bool, forward: bool) -> Tile:
     return Tile(32, 16, 4, 4, stages=2 if heavy else 3)
 
 
-def _env_major(steps: int, envs: int) -> Tile:
+def _env_major(steps: int, envs: int, heavy: bool) -> Tile:
     if steps <= 8:
         return Tile(2, 64, 4, 4)
     if steps <= 16:
@@ -78,19 +89,29 @@ def _env_major(steps: int, envs: int) -> Tile:
     if steps <= 256:
         return Tile(32, 4, 4, 4)
     if steps <= 1024:
-        return Tile(128, 1, 4, 4)
-    if envs < 4 * MULTIPROCESSORS:
-        return Tile(128, 1, 8, 4, split=True)
-    return Tile(128, 1, 8, 4) if envs < 2048 else Tile(512, 1, 4, 16)
+        return Tile(128, 1, 4, 4) if heavy else Tile(64, 1, 8, 2)
+    if envs < 2048:
+        return Tile(128, 1, 8, 4, split=envs < 4 * MULTIPROCESSORS)
+    return Tile(512, 1, 4, 16) if heavy else Tile(128, 1, 16, 4)
 
 
-def _time_major_actions(steps: int, envs: int) -> Tile:
-    if envs >= 16384:
-        return Tile(4, 32, 4, 4, stages=2)
-    return Tile(16, 32, 4, 16, split=envs < 16 * MULTIPROCESSORS and steps > 128)
+def _time_major_actions(steps: int, actions: int) -> Tile:
+    if actions > 16:  # a row of them is wide enough for a few envs, and is summed across threads
+        return Tile(8, 8, 4, 8, split=True, actions=16)
+    at_once = min(4, next_power(actions))  # 16 bytes of float32 for a thread
+    if steps <= 32:
+        return Tile(16, 16, 2, 8, actions=at_once)
+    if steps <= 128:
+        return Tile(32, 8, 4, 8, actions=at_once)
+    if actions < 4 or steps > 32768:
+        return Tile(16, 16, 4, 8, split=True, actions=at_once)
+    return Tile(16, 8, 4, 4, split=True, actions=at_once)
 
 
-def _env_major_actions(steps: int, envs: int) -> Tile:
+def _env_major_actions(steps: int, actions: int) -> Tile:
+    at_once = min(8 if steps > 256 else 4, next_power(actions))
+    if steps <= 32:
+        return Tile(8, 4, 4, 1, actions=at_once)
     if steps <= 256:
-        return Tile(32, 1, 4, 1)
-    return Tile(512, 1, 4, 16, split=envs < MULTIPROCESSORS)
+        return Tile(32, 1, 4, 1, actions=at_once)
+    return Tile(128, 1, 4, 4, split=True, actions=at_once)
