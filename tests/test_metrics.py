@@ -8,6 +8,7 @@ import math
 import os
 import struct
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,28 @@ CONTRACT = {"update", "env_steps", "steps_per_second", "episode_return", "episod
 
 
 def wandb_records(run: Path) -> list[Any]:
-    """The records of the one ``.wandb`` file in a folder: a LevelDB log of protocol buffers."""
+    """The records of the one ``.wandb`` file in a folder, once it ends with the exit: wandb's service may be late."""
+    (path,) = run.rglob("*.wandb")
+    deadline = time.monotonic() + 20
+    while not (records := records_in(path.read_bytes())) or records[-1].WhichOneof("record_type") != "exit":
+        assert time.monotonic() < deadline, f"{path} does not end with the exit"
+        time.sleep(0.1)
+    return records
+
+
+def records_in(data: bytes) -> list[Any]:
+    """The records of a ``.wandb`` file: a LevelDB log of protocol buffers."""
     from wandb.proto import wandb_internal_pb2
 
-    (path,) = run.rglob("*.wandb")
-    data, position, parts, records = path.read_bytes(), 7, b"", []
+    position, parts, records = 7, b"", []
     while position + 7 <= len(data):
         left_in_block = 32768 - position % 32768
         if left_in_block < 7:
             position += left_in_block
             continue
         _, length, kind = struct.unpack_from("<IHB", data, position)
+        if position + 7 + length > len(data):
+            break
         parts += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
