@@ -97,7 +97,7 @@ def retrace_categorical(
         rewards: ``[T, N]``, r.
         q_values, target_log_probs: ``[T, N, A]``, Q and the target policy's log-probabilities of every action.
         behaviour_log_probs: ``[T, N]``, log-probability of the action taken under the behaviour policy, in nats.
-        actions: ``[T, N]``, int64 or int32 in ``0 .. A - 1`` (not read in filler rows).
+        actions: ``[T, N]``, int64 or int32 in ``0 .. A - 1`` (not read in filler rows); another one gives NaN.
         last_expected_q: ``[N]``, the expectation after the last row.
         terminated, truncated, valid: ``[T, N]`` flags.
         next_expected_q: ``[T, N]``, the expectation at each row's true successor.

@@ -194,13 +194,16 @@ def retrace_categorical(
     c_bar: float = 1.0,
 ) -> Tensor:
     """`retrace` of a categorical policy: ``EQ = sum_a pi(a) * Q(a)`` over the actions with ``pi(a) > 0``."""
-    window = _window(rewards, terminated, truncated, valid, gamma)
     q, log_probs = _float64(q_values), _float64(target_log_probs)
     probs = np.exp(log_probs)
     expected_q = (probs * np.where(probs > 0, q, 0.0)).sum(axis=-1)
-    taken = np.where(window.valid, actions.cpu().numpy(), 0)[..., None]
-    q_taken = np.take_along_axis(q, taken, axis=-1)[..., 0]
-    log_rhos = np.take_along_axis(log_probs, taken, axis=-1)[..., 0] - _float64(behaviour_log_probs)
+    actions_taken = actions.cpu().numpy()
+    is_index = (actions_taken >= 0) & (actions_taken < q.shape[-1])
+    places = np.where(is_index, actions_taken, 0)[..., None]
+    q_taken, target = (
+        np.where(is_index, np.take_along_axis(x, places, axis=-1)[..., 0], np.nan) for x in (q, log_probs)
+    )
+    log_rhos = target - _float64(behaviour_log_probs)
     return retrace(
         rewards,
         torch.from_numpy(q_taken),

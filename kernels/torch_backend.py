@@ -159,14 +159,19 @@ def retrace_categorical(
     q_values, target_log_probs = q_values.to(dtype), target_log_probs.to(dtype)
     probs = target_log_probs.exp()
     expected_q = torch.where(probs == 0, 0.0, probs * q_values).sum(-1)
-    # A filler row's action may be no index at all.
-    actions = (actions if valid is None else torch.where(valid.bool(), actions, 0)).long().unsqueeze(-1)
-    q_taken = q_values.gather(-1, actions).squeeze(-1)
-    log_rhos = target_log_probs.gather(-1, actions).squeeze(-1) - behaviour_log_probs.to(dtype)
+    q_taken = _taken(q_values, actions)
+    log_rhos = _taken(target_log_probs, actions) - behaviour_log_probs.to(dtype)
     return _retrace(
         rewards, q_taken, expected_q, log_rhos, last_expected_q, terminated, truncated, valid, next_expected_q, gamma,
         retrace_lambda, c_bar, mode,
     )  # fmt: skip
+
+
+def _taken(of_actions: Tensor, actions: Tensor) -> Tensor:
+    """The entry of each row's action in ``[T, N, A]``; NaN where it is no index, as in a filler row it may be."""
+    is_index = (actions >= 0) & (actions < of_actions.shape[-1])
+    taken = of_actions.gather(-1, torch.where(is_index, actions, 0).long().unsqueeze(-1)).squeeze(-1)
+    return torch.where(is_index, taken, torch.nan)
 
 
 def _retrace(

@@ -19,6 +19,7 @@ from credit_cases import (
     replaced_rows,
     rows_of,
     run,
+    run_reference,
     sides,
 )
 from torch import Tensor
@@ -193,6 +194,18 @@ def test_td_lambda_is_gae_plus_values(backend: dict[str, str]) -> None:
     window = random_window("gae", 63, 3, 8)
     targets = run("td_lambda", {**window, "td_lambda": 0.9}, **backend)
     assert_close(targets, run("gae", {**window, "gae_lambda": 0.9}, **backend)[1:])
+
+
+@every_backend
+@pytest.mark.parametrize("action", [-1, 3, 2**32])
+def test_an_action_that_is_none_reads_nothing_and_gives_nan(action: int, backend: dict[str, str]) -> None:
+    window = random_window("retrace_categorical", 6, 3, 0, filler=False)
+    assert window["q_values"].shape[2] == 3
+    window["actions"][4, 1] = action
+    got = run("retrace_categorical", window, **backend)
+    assert got[0][4, 1].isnan()
+    assert not got[0][:, [0, 2]].isnan().any()
+    assert_close(got, run_reference("retrace_categorical", window))
 
 
 @every_backend

@@ -163,19 +163,6 @@ def test_tensors_that_start_at_odd_addresses_are_read_right() -> None:
         assert torch.equal(got, want)
 
 
-@on_cpu
-@pytest.mark.parametrize("action", [-1, 3, 2**32])
-def test_an_action_out_of_range_reads_nothing_and_gives_nan(action: int) -> None:
-    inputs = random_window("retrace_categorical", 6, 3, 0)
-    inputs["valid"] = None
-    (expected,) = run("retrace_categorical", inputs, **TRITON)
-    assert inputs["q_values"].shape[2] == 3
-    inputs["actions"][4, 1] = action
-    (got,) = run("retrace_categorical", inputs, **TRITON)
-    assert got[4, 1].isnan()
-    torch.testing.assert_close(got[:, [0, 2]], expected[:, [0, 2]], rtol=0, atol=0, equal_nan=True)
-
-
 # --- the look-up of plans -------------------------------------------------------------------------------------------
 
 
