@@ -13,6 +13,7 @@ from torch import Tensor
 from trainer import losses
 from trainer.config import CreditConfig
 from trainer.estimator import estimate
+from trainer.ppo_objective import Batch
 from trainer.rollout import Rollout
 
 BOX = gymnasium.spaces.Box(-1, 1, (2,))
@@ -297,3 +298,15 @@ def test_the_log_deviation_never_leaves_its_bounds_and_is_not_stuck_there() -> N
     for _ in range(3):
         case.update()
     assert (log_std < 2.0).all()
+
+
+@pytest.mark.parametrize("state_size", [0, 4])
+@pytest.mark.parametrize(("steps", "envs"), [(1, 1), (7, 5), (8, 4)])
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_the_valid_rows_of_every_minibatch_are_counted(steps: int, envs: int, parts: int, state_size: int) -> None:
+    rows = torch.zeros(steps * envs)
+    valid = torch.rand(len(rows), generator=torch.Generator().manual_seed(0)) < 0.6
+    batch = Batch(rows, rows, rows, valid, rows, rows, rows, core_state=torch.zeros(envs, state_size))
+    orders = torch.stack([torch.randperm(batch.num_units) for _ in range(3)])
+    expected = [[float(valid[batch.rows_of(part)].sum()) for part in order.tensor_split(parts)] for order in orders]
+    assert batch.counts_of(orders, parts).tolist() == expected

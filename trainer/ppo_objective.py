@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels import ppo_loss
 from kernels.gather import gather_rows
@@ -56,10 +55,12 @@ class Batch(NamedTuple):
     def counts_of(self, orders: Tensor, parts: int) -> Tensor:
         """``[epochs, parts]`` float32: valid rows of each part, where every row of ``orders`` ``[epochs, units]`` is
         split into so many."""
-        valid = self.valid.view(-1, self.num_units).sum(0)[orders]
-        part, (size, longer) = torch.arange(parts + 1, device=orders.device), divmod(self.num_units, parts)
-        borders = part * size + part.clamp(max=longer)  # as `Tensor.tensor_split` has them
-        return functional.pad(valid.cumsum(1), (1, 0))[:, borders].diff().float()
+        valid = self.valid.view(-1, self.num_units).sum(0) if self.is_sequential else self.valid
+        size, longer = divmod(self.num_units, parts)  # as `Tensor.tensor_split` has them
+        halves = valid[orders].split([longer * (size + 1), (parts - longer) * size], dim=1)
+        shapes = (longer, size + 1), (parts - longer, size)
+        sums = [half.unflatten(1, shape).sum(2) for half, shape in zip(halves, shapes, strict=True)]
+        return torch.cat(sums, dim=1).float()
 
     def rows_of(self, units: Tensor) -> Tensor:
         """The rows of these units, time first: row 0 of all its envs begins a minibatch."""
