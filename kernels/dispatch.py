@@ -18,6 +18,7 @@ from kernels.operations import (
     TorchMode,
     allocate,
     check_coefficients,
+    check_memory,
     check_out,
     check_tensors,
     output_specs,
@@ -86,6 +87,7 @@ def solve_torch(
     rows = cast(Tensor, tensors[0])
     if out is not None:
         check_out(out, outputs, rows.device)
+        check_memory(out, tensors)
     named = {argument.name: x for argument, x in zip(operation.arguments[1:], tensors[1:], strict=True)}
     scalars: dict[str, float | Tensor] = {
         name: value for (name, _), value in zip(operation.coefficients, coefficients, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import reprlib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
 
@@ -117,9 +118,10 @@ OPERATIONS = (
 
 def describe(tensor: object) -> str:
     """A value as an error message shows it: type, or shape, dtype and device."""
-    if not isinstance(tensor, Tensor):
-        return f"{type(tensor).__name__} {tensor!r}"
-    return f"shape {list(tensor.shape)}, {tensor.dtype}, {tensor.device}"
+    if isinstance(tensor, Tensor):
+        return f"shape {list(tensor.shape)}, {tensor.dtype}, {tensor.device}"
+    kind, shape, dtype = type(tensor).__name__, getattr(tensor, "shape", None), getattr(tensor, "dtype", None)
+    return f"{kind} {reprlib.repr(tensor)}" if shape is None else f"{kind} of shape {list(shape)}, {dtype}"
 
 
 def check_coefficients(operation: Operation, gamma: float | Tensor | None, coefficients: Sequence[float]) -> None:
@@ -183,12 +185,14 @@ def check_tensor(argument: Argument, tensor: Tensor, sizes: dict[str, int]) -> N
     """Refuse a tensor of another dtype or shape; ``sizes`` holds what the axes seen so far are, and learns new ones.
 
     Raises:
-        TypeError: a dtype that the argument cannot have.
+        TypeError: a dtype that the argument cannot have, or a sparse layout.
         ValueError: another number of axes, or an axis of another size than before.
     """
     if tensor.dtype not in argument.dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in argument.dtypes)
         raise TypeError(f"{argument.name}: expected dtype {names}, got {describe(tensor)}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{argument.name}: expected a dense tensor, got {tensor.layout} of {describe(tensor)}")
     if tensor.dim() != len(argument.axes):
         raise ValueError(f"{argument.name}: expected shape {_axes(argument.axes)}, got {describe(tensor)}")
     for axis, size in zip(argument.axes, tensor.shape, strict=True):
@@ -246,7 +250,12 @@ def output_specs(
     """What the operation returns for these (checked) tensors, the moments last.
 
     Carries and moments have the accumulation dtype: rounded to half precision, windows would not chain exactly.
+
+    Raises:
+        TypeError: ``moments`` is not True or False, or ``out_dtype`` none that results can have.
     """
+    if not isinstance(moments, bool):
+        raise TypeError(f"moments: expected True or False, got {describe(moments)}")
     rows = cast(Tensor, tensors[0])
     shapes = {"TN": tuple(rows.shape), "N": tuple(rows.shape[1:])}
     dtypes = {"TN": result_dtype(operation, tensors, out_dtype), "N": accumulate_dtype(operation, tensors)}
@@ -283,3 +292,18 @@ def check_out(out: object, outputs: Sequence[Output], device: torch.device) -> N
             raise ValueError(f"out: expected {name} of shape {list(shape)}, {dtype}, {device}, got {describe(tensor)}")
         if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), shape, strict=True)):
             raise ValueError(f"out: expected {name} without overlapping rows, got strides {tensor.stride()}")
+
+
+def check_memory(out: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> None:
+    """Refuse ``out`` tensors that cannot be written without changing an input, one another, or what autograd keeps.
+
+    Raises:
+        ValueError: one begins where an input or another one does, or requires grad.
+    """
+    taken = {tensor.data_ptr() for tensor in tensors if tensor is not None}
+    for tensor in out:
+        if tensor.requires_grad:
+            raise ValueError(f"out: expected tensors without grad, got {describe(tensor)} that requires it")
+        if tensor.numel() and tensor.data_ptr() in taken:
+            raise ValueError(f"out: expected memory that no input and no other output has, got {describe(tensor)}")
+        taken.add(tensor.data_ptr())

@@ -18,6 +18,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from kernels.operations import (
     Operation,
+    check_memory,
     check_out,
     check_tensors,
     describe,
@@ -94,7 +95,7 @@ def _find(
         addresses = [*map(Tensor.data_ptr, given), 0]
         alignments = tuple(address & 15 for address in addresses)
         key = (*options, *map(type, described), *map(_FACTS, given), *[x.stride() for x in given], alignments)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
         check_tensors(operation, inputs[:-1], inputs[-1])
         raise
     entry = _plans.get(key)
@@ -106,6 +107,8 @@ def _find(
         pick_absent = operator.itemgetter(*([rank for rank in ranks if described[rank] is None] or [slice(0)]))
         entry = _Entry(pick_given, pick_absent, pick_absent(described), compiled_check(given), plan)
         _plans[key] = entry
+    if out is not None:  # one tensor given twice comes here every time, see `compiled_check`
+        check_memory(out, inputs)
     if not any(alignments):
         _recent[options] = entry
     return entry, addresses

@@ -54,15 +54,36 @@ def window() -> dict[str, Any]:
         ({"out": (torch.zeros(6, 3),)}, ValueError, "out: expected 2 tensors"),
         ({"out": (torch.zeros(6, 3), torch.zeros(3, 6))}, ValueError, "out: expected value_targets of shape"),
         ({"out": (torch.zeros(6, 3), torch.zeros(6, 1).expand(6, 3))}, ValueError, "without overlapping rows"),
+        ({"out": (torch.zeros(6, 3).requires_grad_(), torch.zeros(6, 3))}, ValueError, "out: expected .* without grad"),
         ({"out_dtype": torch.int32}, TypeError, "out_dtype"),
+        ({"moments": "yes"}, TypeError, "moments: expected True or False, got str 'yes'"),
+        ({"values": torch.zeros(6, 3).to_sparse()}, TypeError, "values: expected a dense tensor, got torch.sparse_coo"),
+        (
+            {"terminated": torch.zeros(6, 3).numpy()},
+            TypeError,
+            r"terminated: expected a tensor \[T, N\], got ndarray of shape \[6, 3\], float32",
+        ),
     ],
 )
 @pytest.mark.parametrize("options", [TORCH, {"backend": "triton"}], ids=["torch", "triton"])
 def test_a_bad_argument_is_refused_by_name(
     window: dict[str, Any], options: dict[str, Any], change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as refusal:
         kernels.gae(**{**window, **change}, **options)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("options", [TORCH, {"backend": "triton"}], ids=["torch", "triton"])
+def test_an_output_that_is_an_input_or_the_other_output_is_refused_every_time(
+    window: dict[str, Any], options: dict[str, Any]
+) -> None:
+    fresh = torch.zeros(6, 3)
+    kernels.gae(**window, out=(fresh, torch.zeros(6, 3)), **options)
+    for _ in range(2):
+        for out in ((fresh, fresh), (fresh, window["rewards"])):
+            with pytest.raises(ValueError, match="out: expected memory that no input and no other output has"):
+                kernels.gae(**window, out=out, **options)
 
 
 def test_an_unknown_backend_or_mode_is_refused(window: dict[str, Any]) -> None:
