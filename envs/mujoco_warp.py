@@ -50,7 +50,7 @@ class MujocoWarpVecEnv(VecEnv):
         **options: Gymnasium's, see `envs.warp_rows.customize`: ``healthy_z_range``, ``reset_noise_scale`` ...
 
     Raises:
-        EnvError: an unknown task or option, an impossible value, or a device that is absent or too small.
+        EnvError: an unknown task or option, an impossible value, or a device that is absent.
     """
 
     engine = "mujoco_warp"

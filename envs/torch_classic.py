@@ -46,7 +46,7 @@ class TorchVecEnv(VecEnv):
         compile: compile the step; None means on CUDA only. If that fails, a warning says so and the step runs eagerly.
 
     Raises:
-        EnvError: an unknown task or option, an impossible value, or a device that is absent or too small.
+        EnvError: an unknown task or option, an impossible value, or a device that is absent.
     """
 
     engine = "torch"
