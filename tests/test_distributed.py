@@ -35,8 +35,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Result]]:
         port = probe.getsockname()[1]
     context = spawn(work, (port, str(folder)), nprocs=RANKS, join=False, daemon=True)
     assert context is not None
-    if not context.join(timeout=60):  # joins all, or tells that one has ended
-        assert context.join(timeout=60)
+    if not context.join(timeout=120):  # joins all, or tells that one has ended
+        assert context.join(timeout=120)
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
