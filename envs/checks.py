@@ -13,9 +13,10 @@ from envs.base import EnvError
 
 #: How torch, NumPy, CUDA and Warp say that memory does not suffice: few of them have an exception of its own for that.
 _TOO_LARGE = re.compile(
-    r"out of memory|allocate|alloc_failed|size calculation overflowed|array shapes must not exceed", re.IGNORECASE
+    r"out of memory|not enough memory|can(no|')t allocate memory|(unable|failed) to allocate [\d.]+ (bytes|[KMGTPE]iB)|"
+    r"CUBLAS_STATUS_ALLOC_FAILED|size calculation overflowed|array shapes must not exceed",
+    re.IGNORECASE,
 )
-_ASKED = re.compile(r"allocate ([\d.]+ \w+)")
 
 
 def check_columns(num_envs: int, seed: int, rank: int, world_size: int) -> None:
@@ -60,17 +61,15 @@ def memory_errors(what: str, kind: type[Exception] = EnvError) -> Iterator[None]
 
     Args:
         what: keys with their values, and what they make too large.
-        kind: of the exception that is raised instead, with how much was asked for last, where that is told.
+        kind: of the exception that is raised instead, with the first line of what was said.
     """
     try:
         yield
-    except (MemoryError, RuntimeError, ValueError) as error:
-        text = str(error)
-        if not isinstance(error, MemoryError) and not _TOO_LARGE.search(text):
+    except (MemoryError, OSError, RuntimeError, ValueError) as error:
+        if not isinstance(error, MemoryError) and not _TOO_LARGE.search(str(error)):
             raise
-        asked = _ASKED.search(text)
-        detail = f": the last {asked[1]} were not to be had" if asked else ""
-        raise kind(f"{what} does not fit into memory{detail}") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise kind(f"{what} does not fit into memory: {reason}") from error
 
 
 def copy_state(id: str, state: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:

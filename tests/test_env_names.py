@@ -8,11 +8,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import envs
 from envs.base import EnvError
+from envs.checks import memory_errors
 from envs.cores import usable_cores
 from envs.names import resolve_among
 from envs.seeding import first_seed
@@ -74,6 +76,31 @@ def test_a_missing_package_names_what_installs_it(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(EnvError, match=r"env\.engine=mujoco_warp needs .*pip install -e '\.\[warp\]'"):
         envs.make("Ant", "mujoco_warp", 1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.\nmore"),
+        MemoryError("Unable to allocate 1.00 TiB for an array with shape (7,)"),
+        RuntimeError("Failed to allocate 123 bytes on device 'cuda:0'"),
+        OSError("[Errno 12] Cannot allocate memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_memory_that_does_not_suffice_is_one_line_with_what_was_said(error: Exception) -> None:
+    with pytest.raises(EnvError) as refusal, memory_errors("num_envs=4: Ant-v5"):
+        raise error
+    said = (str(error) or "MemoryError").splitlines()[0]
+    assert str(refusal.value) == f"num_envs=4: Ant-v5 does not fit into memory: {said}"
+
+
+@pytest.mark.parametrize("text", ["failed to allocate port 5900", "it was allocated twice", "illegal memory access"])
+def test_other_errors_keep_their_type_and_text(text: str) -> None:
+    with pytest.raises(RuntimeError, match=text), memory_errors("num_envs=4: Ant-v5"):
+        raise RuntimeError(text)
 
 
 def test_an_id_is_enough_to_make_one_env() -> None:
