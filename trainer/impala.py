@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kernels.shuffle import shuffle_
 from trainer import distributed, losses, schedules
 from trainer.checkpoint import CheckpointError
 from trainer.config import ImpalaConfig
@@ -155,10 +156,8 @@ class Impala:
         else:
             window, learned = window.rows(), Learned(*(tensor.reshape(1, -1) for tensor in learned))
         self._units = window, learned
-        orders = [
-            torch.randperm(window.valid.shape[1], device=targets.device) for _ in range(self.config.update_epochs)
-        ]
-        self._orders = torch.stack(orders)
+        shape = self.config.update_epochs, window.valid.shape[1]
+        self._orders = shuffle_(torch.empty(shape, dtype=torch.int64, device=targets.device))
 
     def _forward(self, number: int) -> None:
         """The loss of an update's n-th minibatch."""
