@@ -131,12 +131,14 @@ class Collector:
         _, steps = self._steps[id(self.rollout)]
         self._begin()
         self.rollout.core_state[0] = self._state
-        for t in self._clock.turns(self.rollout.length):
-            for pool in range(len(self.env.pools)):
-                if t > 0:
-                    steps.receive[pool]()
-                steps.choose[pool]()
-                steps.send[pool]()
+        for choose, send in zip(steps.choose, steps.send, strict=True):
+            choose()
+            send()
+        for _ in self._clock.turns(self.rollout.length - 1):  # which do the same
+            for receive, choose, send in zip(steps.receive, steps.choose, steps.send, strict=True):
+                receive()
+                choose()
+                send()
         for receive in steps.receive:
             receive()
         steps.finish()
