@@ -1,5 +1,8 @@
 """The collector writes what a scripted env gave, under the policy that acted, whatever the pools and windows."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -59,6 +62,31 @@ def test_the_value_one_row_after_an_end_is_that_of_the_final_observation(script:
     assert fillers.any()
     torch.testing.assert_close(rollout.values[:-1][fillers], policy.value(finals))
     torch.testing.assert_close(rollout.last_value, policy.value(script.observations[-1]))
+
+
+@pytest.mark.parametrize("num_pools", [1, 2])
+def test_every_turn_of_the_clock_does_the_same(script: Script, num_pools: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few of them, timed, stand for all."""
+    env = ScriptedEnv(script, BOX, num_pools)
+    collector = make_collector(env, make_policy(env), LENGTH)
+    calls: list[str] = []
+    turns: list[list[str]] = []
+
+    def noted(name: str) -> Callable[..., Any]:
+        method = getattr(env, name)
+        return lambda *arguments: (calls.append(name), method(*arguments))[1]
+
+    def count_turns(count: int) -> Iterator[int]:
+        for number in range(count):
+            calls.clear()
+            yield number
+            turns.append(list(calls))
+
+    for name in ("send", "recv"):
+        monkeypatch.setattr(env, name, noted(name))
+    monkeypatch.setattr(env.clock, "turns", count_turns)
+    collector.collect()
+    assert turns == [["recv", "send"] * num_pools] * (LENGTH - 1)
 
 
 def test_windows_chain_into_one_long_rollout(script: Script) -> None:

@@ -53,8 +53,7 @@ class PPO:
         value_normalizer: gives the critic's units; None leaves them those of the reward.
         estimator: assigns credit to a rollout.
         config: settings.
-        graphs: whether steps become CUDA graphs, which needs a single rank; all minibatches between two assignments
-            of credit are one.
+        graphs: whether steps become CUDA graphs; all minibatches between two assignments of credit are one.
         loss_backend: ``triton`` fuses the loss; ``torch`` takes any policy.
         compile_loss: compile network and loss.
     """
