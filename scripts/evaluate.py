@@ -2,8 +2,8 @@
 
 Plays whole episodes twice, with the most likely actions and with sampled ones, prints the returns' mean, standard
 deviation and range, and saves every return as ``evaluation-<update>-<engine>.json`` beside the checkpoint's run.
-``env.engine=envpool`` plays on another engine than the one trained on, and any other key of ``env`` can be changed
-likewise; ``video=true`` also films one episode in a process of its own.
+``env.engine=envpool`` plays on another engine than the one trained on, without ``env.options``, which are that one's
+own; any other key of ``env`` can be changed likewise. ``video=true`` also films one episode in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,6 +54,9 @@ def _parse(arguments: list[str]) -> Options:
 
 
 def _merged(env: EnvConfig, changes: dict[str, Any]) -> EnvConfig:
+    if env.options and changes.get("engine", env.engine) != env.engine:
+        print(f"env.options {', '.join(env.options)} are those of env.engine={env.engine}: left out")
+        env = replace(env, options={})
     try:
         return cast(EnvConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(env), changes)))
     except OmegaConfBaseException as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer.config import Config, ConfigError
-from trainer.keys import KEYS, meant, why_unread
+from trainer.keys import KEYS, as_text, meant, why_unread
 from trainer.schema import (
     CONFIG_FOLDER,
     compose_config,
@@ -27,11 +29,16 @@ Options = TypeVar("Options")
 
 
 def parse_options(kind: type[Options], arguments: list[str]) -> Options:
-    """A dataclass of options from ``key=value`` arguments, for scripts that Hydra does not run.
+    """A dataclass of options from ``key=value`` arguments, for scripts that Hydra does not run; ``--help`` prints what
+    the script says of itself and the options, and exits.
 
     Raises:
         ConfigError: an argument is not ``key=value``, a key is unknown, or a value of the wrong type.
     """
+    if {"-h", "--help"} & set(arguments):
+        defaults = " ".join(f"{name}={as_text(value)}" for name, value in vars(kind()).items())
+        print(f"{inspect.getdoc(sys.modules[kind.__module__])}\n\nKeys and their defaults: {defaults}")
+        sys.exit(0)
     for argument in arguments:
         if argument.startswith("-") or "=" not in argument:
             raise ConfigError(f"{argument}: an argument is key=value, without dashes")

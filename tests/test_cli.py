@@ -125,6 +125,18 @@ def test_an_out_that_holds_a_run_is_not_overwritten(
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/update-00000900.pt"])
+def test_an_out_that_holds_what_a_run_would_overwrite_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+):
+    remains = tmp_path / "run" / name
+    remains.parent.mkdir(parents=True)
+    remains.write_text("precious")
+    assert command(monkeypatch, *TINY, "out=run") == 1
+    assert capsys.readouterr().err == f"error: out=run holds {name} of a run without config.yaml; choose another\n"
+    assert remains.read_text() == "precious"
+
+
 def test_a_run_that_another_process_continues_is_refused_before_an_env_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

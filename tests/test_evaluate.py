@@ -90,6 +90,17 @@ def test_a_single_checkpoint_file_is_played_and_older_ones_too(
     assert json.loads((run / "checkpoints/evaluation-2-torch.json").read_text())["update"] == 2
 
 
+def test_a_run_with_options_of_its_engine_is_played_on_another_engine_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    config = small_config("out=run", "env.engine=torch", "env.options.dtype=float64", "env.options.stagger=true")
+    assert run_until(1, config, tmp_path) == 143
+    command(monkeypatch, f"checkpoint={tmp_path}/run", "episodes=2", "env.engine=envpool")
+    printed = capsys.readouterr().out
+    assert "env.options dtype, stagger are those of env.engine=torch: left out" in printed
+    assert "on envpool, after" in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -126,6 +137,15 @@ def test_a_wrong_command_is_refused_in_one_line(
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
     assert named.format(run=run) in errors
+
+
+def test_help_says_what_the_command_does_and_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        command(monkeypatch, "--help")
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Evaluate a checkpoint: ``python scripts/evaluate.py")
+    assert "checkpoint= episodes=100" in printed
 
 
 def test_a_policy_that_does_not_fit_the_env_is_refused_by_its_tensor(run: Path):

@@ -161,10 +161,12 @@ class ActorPool:
             actor.restart()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next windows depend on beside the policy; nothing while actors go on in threads."""
+        """What was counted, and what the next windows depend on beside the policy, unless actors go on in threads."""
+        counted = {"lag_counts": dict(self._lag_counts), "dropped": self._dropped}
         if not self._is_forced:
-            return {}
+            return counted
         return {
+            **counted,
             "device": self._actors[0].generator.device.type,
             "versions": self._versions.history(),
             "actors": [
@@ -174,6 +176,7 @@ class ActorPool:
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore what `state_dict` gave; False if the envs cannot go on where they were, but must start anew."""
+        self._lag_counts, self._dropped = Counter(state.get("lag_counts")), state.get("dropped", 0)
         if not self._is_forced or state.get("device") != self._actors[0].generator.device.type:
             return False
         self._versions.recall(state["versions"])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from trainer.checkpoint import list_checkpoints
 from trainer.config import Config, ConfigError
 from trainer.files import write_atomically
 from trainer.schema import to_yaml
@@ -96,13 +97,20 @@ class RunFolder:
 
 
 def refuse_taken(config: Config, base: Path) -> None:
-    """Refuse an ``out`` that already holds a run.
+    """Refuse an ``out`` that already holds a run, or what one would overwrite.
 
     Raises:
         ConfigError: names it.
     """
-    if config.out is not None and (base / config.out / "config.yaml").exists():
+    if config.out is None:
+        return
+    folder = RunFolder(base / config.out)
+    if folder.config.exists():
         raise ConfigError(f"out={config.out} already holds a run; choose another, or continue it: resume={config.out}")
+    for remains in (folder.metrics, *list_checkpoints(folder.checkpoints)):
+        if remains.exists():
+            name = remains.relative_to(folder.path)
+            raise ConfigError(f"out={config.out} holds {name} of a run without config.yaml; choose another")
 
 
 def _make_unique(parent: Path, name: str) -> Path:
