@@ -65,6 +65,8 @@ def memory_errors(what: str, kind: type[Exception] = EnvError) -> Iterator[None]
     """
     try:
         yield
+    except (EnvError, kind):  # already says so in one line
+        raise
     except (MemoryError, OSError, RuntimeError, ValueError) as error:
         if not isinstance(error, MemoryError) and not _TOO_LARGE.search(str(error)):
             raise

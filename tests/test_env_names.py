@@ -95,6 +95,9 @@ def test_memory_that_does_not_suffice_is_one_line_with_what_was_said(error: Exce
         raise error
     said = (str(error) or "MemoryError").splitlines()[0]
     assert str(refusal.value) == f"num_envs=4: Ant-v5 does not fit into memory: {said}"
+    with pytest.raises(EnvError) as same, memory_errors("num_envs=4, rollout_length=2: the run", KeyError):
+        raise refusal.value
+    assert same.value is refusal.value
 
 
 @pytest.mark.parametrize("text", ["failed to allocate port 5900", "it was allocated twice", "illegal memory access"])
