@@ -129,3 +129,20 @@ def test_a_loaded_state_goes_on_bit_for_bit() -> None:
     resumed.load_state_dict(began.state_dict())
     steps(resumed, other, range(3, 6))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_saved_state_is_in_the_parameters_order_wherever_they_lie() -> None:
+    parameters = [nn.Parameter(noise(size, seed=size)) for size in (3, 8, 5, 4)]  # those of 3 and 5 lie last
+    before = torch.cat([p.detach().clone() for p in parameters])
+
+    def make() -> GuardedAdam:
+        return GuardedAdam(parameters, torch.tensor(1e-2), 1e-5, GuardSettings(max_grad_norm=100.0), fused=False)
+
+    optimizer, other = make(), make()
+    gradient = other.gradient(torch.stack([p.square().sum() / 2 for p in parameters]).sum())
+    other.step(gradient, torch.zeros(2), torch.ones(()), torch.zeros(COUNTS + 3))
+    state = other.state_dict()
+    torch.testing.assert_close(state["first"], 0.1 * before)
+    torch.testing.assert_close(state["second"], 1e-3 * before.square())
+    optimizer.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(optimizer.moments, other.moments, strict=True))

@@ -34,10 +34,11 @@ class GuardedAdam:
         fused: bool,
     ):
         # those that would leave what follows them unaligned come last: libraries multiply aligned memory faster
-        self._parameters = sorted(parameters, key=lambda p: p.numel() % 4 > 0)
+        self._given = list(parameters)
+        self._parameters = sorted(self._given, key=lambda p: p.numel() % 4 > 0)
         self.learning_rate, self.eps, self._settings, self._fused = learning_rate, eps, settings, fused
         self._vector = _flat([(p.detach(), p) for p in self._parameters])
-        for p, part in zip(self._parameters, self._vector.split([p.numel() for p in self._parameters]), strict=True):
+        for p, part in zip(self._given, self._parts(self._vector), strict=True):
             p.data = part.as_strided(p.shape, p.stride())
         self.moments = Moments(
             torch.zeros_like(self._vector), torch.zeros_like(self._vector), torch.zeros_like(learning_rate)
@@ -57,13 +58,23 @@ class GuardedAdam:
         adam_step(self._vector, gradient, self.moments, decision, self.eps, self._fused)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Moments and the number of steps taken."""
-        return {name: tensor.clone() for name, tensor in self.moments._asdict().items()}
+        """Moments, parameter by parameter in the order in which they were given, and the number of steps taken."""
+        moments = self.moments._asdict()
+        return {name: x.clone() if name == "steps" else torch.cat(self._parts(x)) for name, x in moments.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore what `state_dict` gave, for parameters of the same shapes."""
-        for name, tensor in self.moments._asdict().items():
-            tensor.copy_(state[name])
+        for name in ("first", "second"):
+            saved = state[name].split([p.numel() for p in self._given])
+            for part, of_parameter in zip(self._parts(getattr(self.moments, name)), saved, strict=True):
+                part.copy_(of_parameter)
+        self.moments.steps.copy_(state["steps"])
+
+    def _parts(self, vector: Tensor) -> list[Tensor]:
+        """Each parameter's part of a vector, in the order in which they were given."""
+        parts = vector.split([p.numel() for p in self._parameters])
+        of_parameter = {id(p): part for p, part in zip(self._parameters, parts, strict=True)}
+        return [of_parameter[id(p)] for p in self._given]
 
 
 def _flat(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
