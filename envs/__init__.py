@@ -70,7 +70,7 @@ def resolve(name: str, engine: str = "envpool") -> str:
     Raises:
         EnvError: unknown or ambiguous; the message lists the closest ids.
     """
-    return resolve_among(name, _load(engine).known_ids())
+    return resolve_among(name, _load(engine).known_ids(), engine)
 
 
 def _load(engine: str) -> Any:

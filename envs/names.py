@@ -8,11 +8,12 @@ from collections.abc import Iterable
 
 from envs.base import EnvError
 
+_FEW = 20  #: so many ids may be listed in a message
 _VERSION = re.compile(r"-v(\d+)$")
 
 
-def resolve_among(name: str, known_ids: Iterable[str]) -> str:
-    """Return the id that ``name`` means among ``known_ids``.
+def resolve_among(name: str, known_ids: Iterable[str], engine: str) -> str:
+    """Return the id that ``name`` means among ``known_ids``, those of ``engine``.
 
     An exact id passes; a name without version means its newest version; upper and lower case are told apart only where
     that decides between several names.
@@ -31,7 +32,7 @@ def resolve_among(name: str, known_ids: Iterable[str]) -> str:
         return folded.pop()
     if folded:
         raise EnvError(f"env.id={name} is ambiguous: {', '.join(sorted(folded))}")
-    raise EnvError(f"env.id={name} is unknown{_suggestion(name, ids)}")
+    raise EnvError(f"env.id={name} is unknown to env.engine={engine}{_suggestion(name, ids)}")
 
 
 def _newest_versions(ids: Iterable[str]) -> dict[str, str]:
@@ -47,8 +48,10 @@ def _version(known: str) -> int:
 
 
 def _suggestion(name: str, ids: Iterable[str]) -> str:
-    """The ids closest to ``name``, compared without case and, where it has none, without version."""
+    """The ids closest to ``name``, compared without case and, where it has none, without version; or all, if few."""
     stem = (lambda known: known) if _VERSION.search(name) else (lambda known: _VERSION.sub("", known))
     by_stem = {stem(known).lower(): known for known in sorted(ids, key=_version)}
     closest = difflib.get_close_matches(name.lower(), by_stem, n=5, cutoff=0.6)
-    return f"; closest: {', '.join(by_stem[key] for key in closest)}" if closest else ""
+    if closest:
+        return f"; closest: {', '.join(by_stem[key] for key in closest)}"
+    return f", which has {', '.join(sorted(by_stem.values()))}" if len(by_stem) <= _FEW else ""

@@ -20,6 +20,7 @@ import os
 import pathlib
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,10 @@ from typing import Any
 import torch
 import torch._inductor.config as inductor
 import triton
+
+# so that a checkout runs without being installed
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
 from credit_report import draw, summarize
 from credit_sections import SECTIONS, Section, sections
 from credit_timing import (

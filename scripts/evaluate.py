@@ -30,6 +30,9 @@ from trainer.metrics import write_json
 from trainer.schema import one_line
 from trainer.validation import check_device_name
 
+#: Whether the most likely actions are played.
+_MODES = {"deterministic": True, "sampled": False}
+
 
 @dataclass
 class Options:
@@ -110,12 +113,13 @@ def run(options: Options) -> None:
     print(
         f"{result['env_id']} on {result['engine']}, after {result['env_steps']} env steps ({result['update']} updates)"
     )
-    for name, deterministic in (("deterministic", True), ("sampled", False)):
+    for name, deterministic in _MODES.items():
         result[name] = _summary(evaluate(config, state, options.episodes, options.seed, deterministic, device))
-        _print(name, result[name])
     folder = path if path.is_dir() else path.parent
     target = folder / f"evaluation-{state['update']}-{config.env.engine}.json"
     write_json(target, result)
+    for name in _MODES:
+        _print(name, result[name])
     print(f"saved          {target}")
     if options.video:
         _film(path, folder / f"episode-{state['update']}.mp4", options.seed)

@@ -78,6 +78,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_taken(tmp_path: Path, kep
     (tmp_path / "update-00000001.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"update-00000002\.pt"):
         checkpoint.load_newest(tmp_path, notices.append)
+    assert len(notices) == 2, "there is none before the last"
 
 
 def test_a_folder_without_checkpoints_and_a_missing_file_are_named(tmp_path: Path):
@@ -132,6 +133,13 @@ def test_an_atomic_write_that_fails_keeps_the_old_content_and_names_the_file(tmp
         write_atomically(path, full_disk)
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["config.yaml"]
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, Path()):
+        with pytest.raises(IsADirectoryError, match=f"'{folder}'"):
+            write_atomically(folder, lambda file: file.write(b"x"))
 
 
 def test_files_are_as_readable_as_the_umask_allows(tmp_path: Path):

@@ -78,7 +78,7 @@ def test_a_sweep_runs_every_job_and_fails_if_one_failed(tmp_path: Path):
     assert sweep.returncode == 1
     assert "Traceback" not in errors
     assert [line for line in errors.splitlines() if line.startswith("error: ")] == [
-        "error: env.id=Nope is unknown; closest: Hopper-v5, Gopher-v5"
+        "error: env.id=Nope is unknown to env.engine=envpool; closest: Hopper-v5, Gopher-v5"
     ] * 2
     assert run_folders(tmp_path) == [tmp_path / "sweep/0", tmp_path / "sweep/2"]
     configs = [from_yaml((tmp_path / f"sweep/{job}/config.yaml").read_text()) for job in (0, 2)]
@@ -167,11 +167,14 @@ def test_a_run_that_another_process_continues_is_refused_before_an_env_starts(
     [
         (("learnig_rate=1",), "learnig_rate: there is no such key"),
         (("ppo.num_minibatches=0",), "ppo.num_minibatches=0"),
-        (("env.id=CartPol",), "env.id=CartPol is unknown; closest: CartPole-v1"),
+        (("env.id=CartPol",), "env.id=CartPol is unknown to env.engine=envpool; closest: CartPole-v1"),
         (("env.options.colour=red",), "env.options.colour"),
         (("policy.hidden_sizes=[35184372088832]",), "hidden_sizes=[35184372088832]: the run does not fit into memory"),
         (("credit.backend=triton",), "credit.backend=triton needs device=cuda"),
-        (("env.engine=torch", "env.id=Ant"), "env.id=Ant"),
+        (
+            ("env.engine=torch", "env.id=Ant"),
+            "env.id=Ant is unknown to env.engine=torch, which has Acrobot-v1, CartPole-v1",
+        ),
         (("out=/proc/nope/run",), "out=/proc/nope/run: the run folder cannot be made"),
         (("resume=nowhere",), "resume=nowhere: there is no run"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Any
 
@@ -131,3 +132,15 @@ def test_time_left_counts_from_where_a_resumed_run_began(
 def test_notices_go_to_the_error_stream(capsys: pytest.CaptureFixture[str]):
     QuietConsole().notice("hello")
     assert capsys.readouterr() == ("", "rollscan: hello\n")
+
+
+def test_lines_that_nobody_reads_any_more_end_no_run(monkeypatch: pytest.MonkeyPatch):
+    read, write = os.pipe()
+    with open(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        plain = PlainConsole(interval=0.0)
+        plain.show(metrics(), 0.1)
+        os.close(read)  # as `| head -1` does
+        plain.show(metrics(), 0.2)
+        plain.show(metrics(), 0.3)
+        plain.close()

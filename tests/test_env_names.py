@@ -36,12 +36,12 @@ IDS = ("Ant-v3", "Ant-v10", "Ant-v5", "Pong-v5", "GO-v1", "Go-v1", "Humanoid-v5"
     ],
 )
 def test_a_name_means_its_newest_version_and_an_exact_id_itself(name: str, expected: str) -> None:
-    assert resolve_among(name, IDS) == expected
+    assert resolve_among(name, IDS, "mine") == expected
 
 
 def test_case_that_decides_between_two_names_is_ambiguous() -> None:
     with pytest.raises(EnvError, match=r"env\.id=gO is ambiguous: GO-v1, Go-v1"):
-        resolve_among("gO", IDS)
+        resolve_among("gO", IDS, "mine")
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_case_that_decides_between_two_names_is_ambiguous() -> None:
     [("Antt", "Ant-v10"), ("Ant-v4", "Ant-v3"), ("humanoidstandpu", "HumanoidStandup-v5"), ("Pnog-v5", "Pong-v5")],
 )
 def test_an_unknown_name_lists_the_closest_ids(name: str, closest: str) -> None:
-    with pytest.raises(EnvError, match=rf"env\.id={name} is unknown; closest: .*{closest}"):
-        resolve_among(name, IDS)
+    with pytest.raises(EnvError, match=rf"env\.id={name} is unknown to env\.engine=mine; closest: .*{closest}"):
+        resolve_among(name, IDS, "mine")
 
 
 def test_a_name_like_no_other_is_refused_in_one_line() -> None:
-    with pytest.raises(EnvError, match=r"^env\.id=qqqqqq is unknown$"):
-        resolve_among("qqqqqq", IDS)
+    with pytest.raises(EnvError, match=r"^env\.id=qqqqqq is unknown to env\.engine=mine, which has Ant-v10, Bare, .*"):
+        resolve_among("qqqqqq", IDS, "mine")
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ def load_newest(folder: Path, notice: Callable[[str], None], device: torch.devic
             return load(path, device)
         except CheckpointError as error:
             errors.append(str(error))
-            notice(f"{error}; trying the one before")
+            if path != paths[-1]:
+                notice(f"{error}; trying the one before")
     raise CheckpointError(errors[0])
 
 

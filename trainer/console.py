@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any, Protocol
@@ -128,13 +129,16 @@ class PlainConsole(QuietConsole):
     def _print(self, metrics: dict[str, Any], progress: float, left: float | None) -> None:
         self._last, self._latest = time.monotonic(), None
         shares = sorted(phase_shares(metrics).items(), key=lambda item: -item[1])
-        print(
+        line = (
             f"{progress:4.0%}  {count(metrics['env_steps']):>6} steps  {count(metrics['steps_per_second']):>6}/s  "
             f"return {_number(metrics['episode_return']):>6}  length {_number(metrics['episode_length']):>5}  "
             f"left {duration(left) if left is not None else '-':>7}  "
-            + " ".join(f"{name} {share:.0%}" for name, share in shares[:4] if share >= _SHOWN_SHARE),
-            flush=True,
+            + " ".join(f"{name} {share:.0%}" for name, share in shares[:4] if share >= _SHOWN_SHARE)
         )
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:  # nobody reads any more (`| head`): the run goes on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self) -> None:
         """Print the last update if its line was held back."""

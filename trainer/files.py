@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,8 +27,10 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     old file stays as it was.
 
     Raises:
-        OSError: the disk is full, say; it names the file.
+        OSError: the disk is full or the path a folder, say; it names the file.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
