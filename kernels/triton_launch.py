@@ -107,7 +107,7 @@ def _find(
         pick_absent = operator.itemgetter(*([rank for rank in ranks if described[rank] is None] or [slice(0)]))
         entry = _Entry(pick_given, pick_absent, pick_absent(described), compiled_check(given), plan)
         _plans[key] = entry
-    if out is not None:  # one tensor given twice comes here every time, see `compiled_check`
+    if out is not None:  # a tensor that is given twice comes here every time, see `compiled_check`; views of one do not
         check_memory(out, inputs)
     if not any(alignments):
         _recent[options] = entry

@@ -45,9 +45,10 @@ def twin_mlp(
         inputs: ``[B, I]`` float32, contiguous rows; a constant, no gradient reaches it.
         first, second: the linear layers of each network, float32.
         activation: ``elu``, ``relu`` or ``tanh``.
-        precision: what products take, and what hidden layers are kept in. ``bfloat16``; ``tf32``: float32 rounded to 10
-            bits behind the point; ``tf32x3``: each factor as the sum of two of these, three products of four, some 21
-            bits; ``float32``: exact and, fused, slow: for comparison. Sums are float32.
+        precision: what products take, and what hidden layers are kept in. ``bfloat16``; ``tf32``: float32 with 10 bits
+            behind the point, rounded where the kernels write it, cut off where it is given; ``tf32x3``: each factor as
+            the sum of two of these, three products of four, some 21 bits; ``float32``: exact and, fused, slow: for
+            comparison. Sums are float32.
         backend: ``triton`` (CUDA), ``torch`` (the two networks one after the other; float32 products are then as torch
             is set, whatever ``precision`` says of them), or ``auto`` (Triton on CUDA unless for ``float32``, else
             torch).

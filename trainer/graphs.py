@@ -111,6 +111,9 @@ def capture(
 ) -> Callable[[], None]:
     """Capture the steps, one after another, as one CUDA graph, without running them; returns its replay.
 
+    It is captured on the current stream or, since that cannot be, in place of the default one on a stream that all such
+    captures share, with its workspace of cuBLAS: what is replayed beside other graphs needs a stream of its own.
+
     Args:
         steps: what to capture.
         pool: a `torch.cuda.graph_pool_handle`; graphs that share one are replayed in the order of their capture.
