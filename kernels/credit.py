@@ -18,7 +18,7 @@ The other operations are in `kernels.q_targets`, `kernels.returns` and `kernels.
 - ``backend``: ``triton`` (one fused kernel, CUDA), ``torch`` in the ``torch_mode`` ``loop``, ``scan``, ``compiled`` or
   ``auto`` (compiled on CUDA, else scan), or ``auto`` (Triton where it runs, else torch).
 - ``out``: tensors for the results, in their order, of exactly their shape, dtype and device, apart from the inputs.
-  One that begins where an input or another one does is refused; Triton sees two views of one memory in a first call only.
+  One that begins where an input or another one does is refused; Triton sees views of one memory in a first call only.
 - ``moments=True`` adds a ``[3]`` tensor: count, mean and sum of squared deviations of the valid advantages.
 
 Refused with a message that names the argument, its shape, dtype and device: ``TypeError`` for a wrong kind or dtype,
