@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium
@@ -217,7 +218,17 @@ def test_a_policy_with_a_core_asks_for_its_memory(script: Script) -> None:
         make_policy(ScriptedEnv(script), core="lstm").act(script.observations[0])
 
 
+@pytest.fixture
+def exact_products() -> Iterator[None]:
+    """Without tf32, which a run of another test may have left on."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_core_on_the_gpu_equals_one_on_the_cpu(kind: str) -> None:
     core, valid = make_core(kind), random(9, NUM_ENVS) > -1
@@ -225,4 +236,4 @@ def test_a_core_on_the_gpu_equals_one_on_the_cpu(kind: str) -> None:
     expected = core(features, state, valid)
     got = core.cuda()(features.cuda(), state.cuda(), valid.cuda())
     for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a.to(CPU), b, rtol=1e-4, atol=1e-5)  # tf32 is off in cells of this size
+        torch.testing.assert_close(a.to(CPU), b, rtol=1e-4, atol=1e-5)
