@@ -17,6 +17,8 @@ def test_on_a_cpu_nothing_is_under_way() -> None:
 def test_reading_waits_for_the_mark_and_not_for_the_device() -> None:
     aside = Aside(torch.device("cuda"))
     main = torch.cuda.current_stream()
+    warm = torch.zeros(1000, device="cuda").cumsum(0)
+    warm[warm > 0].sum().item()  # a kernel that is loaded while the device is busy may wait for it
     for number in range(3):
         torch.cuda._sleep(50_000_000)  # the numbers are not there yet when the host gets to the reading
         numbers = torch.full((1000,), float(number), device="cuda").cumsum(0)
