@@ -55,4 +55,4 @@ def plain_update(problem: Problem, batch: FixedBatch, precision: str, config: PP
         for state in optimizer.state.values():
             for x in state.values():
                 x.zero_()
-    return Update(graph.replay, dict(policy.named_parameters()))
+    return Update(graph.replay, dict(policy.named_parameters()), keeps=(flat, count, update))

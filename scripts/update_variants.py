@@ -51,6 +51,7 @@ class Update(NamedTuple):
 
     run: Callable[[], Any]
     parameters: dict[str, Tensor]
+    keeps: Any = None  #: holds memory that ``run`` reads, as a CUDA graph does not
 
 
 def set_precision(precision: str) -> torch.dtype | None:
