@@ -114,6 +114,7 @@ def test_a_replayed_graph_reads_inputs_and_coefficients_anew_and_allocates_nothi
     with torch.cuda.graph(graph):
         captured = step()
     gc.collect()  # what other tests left is not given back meanwhile
+    gc.collect()  # what tests before this one left
     allocated = torch.cuda.memory_allocated()
     for case, clip in zip(cases, (0.1, 0.3), strict=True):
         for name, x in case.items():
