@@ -1,4 +1,4 @@
-"""IMPALA learns CartPole with asynchronous actors on a CPU: a short run in every session, solved as ``-m slow``."""
+"""IMPALA solves CartPole with asynchronous actors on a CPU: one seed in every session, others as ``-m slow``."""
 
 from __future__ import annotations
 
@@ -32,16 +32,20 @@ def steps_until(mean_return: float, *overrides: str) -> int | None:
         trainer.close()
 
 
-def test_cartpole_is_learned_by_actors_that_do_not_wait_within_80_thousand_steps():
-    """A policy that does not learn stays near 20; three seeds were at 150 after 38 thousand."""
-    assert steps_until(100.0, "seed=1", "total_steps=80000") is not None
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "overrides",
-    [("seed=1",), ("seed=2",), ("seed=3",), ("credit.estimator=retrace", "impala.learning_rate=7e-4", "seed=1")],
+    [
+        ("seed=1",),
+        pytest.param(("seed=2",), marks=SLOW),
+        pytest.param(("seed=3",), marks=SLOW),
+        pytest.param(("credit.estimator=retrace", "impala.learning_rate=7e-4", "seed=1"), marks=SLOW),
+    ],
+    ids=" ".join,
 )
-def test_cartpole_is_solved_by_three_seeds_and_by_retrace(overrides: tuple[str, ...]):
+def test_cartpole_is_solved_by_actors_that_do_not_wait(overrides: tuple[str, ...]):
+    """With asynchronous actors no two runs are the same; three seeds were there after 182 to 222 thousand steps."""
     assert steps_until(475.0, *overrides) is not None
