@@ -112,6 +112,13 @@ def test_a_negative_ratio_bound_is_refused_and_an_infinite_one_is_not() -> None:
     kernels.vtrace(**{**inputs, "rho_bar": float("inf")}, **TORCH)
 
 
+def printed_alone(code: str) -> str:
+    """What a process of its own prints, without this one's environment."""
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", "HOME": "/nonexistent"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+
+
 def test_triton_on_a_cpu_is_refused_without_the_interpreter() -> None:
     code = (
         "import torch, kernels\n"
@@ -120,9 +127,7 @@ def test_triton_on_a_cpu_is_refused_without_the_interpreter() -> None:
         "except ValueError as error:\n    print(error)\n"
         "kernels.gae(x, x, x[0], f, backend='auto')\n"
     )
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", "HOME": "/nonexistent"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.startswith("backend: 'triton' needs CUDA tensors, got rewards of shape [2, 2]")
+    assert printed_alone(code).startswith("backend: 'triton' needs CUDA tensors, got rewards of shape [2, 2]")
 
 
 def test_kernels_works_without_triton_and_imports_nothing_of_the_trainer_and_no_compiler() -> None:
@@ -133,9 +138,7 @@ def test_kernels_works_without_triton_and_imports_nothing_of_the_trainer_and_no_
         "kernels.gae(x, x, x[0], f, backend='auto')\n"
         "print(*{'trainer', 'envs', 'hydra', 'wandb', 'gymnasium', 'torch._dynamo'} & set(sys.modules))\n"
     )
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", "HOME": "/nonexistent"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.strip() == ""
+    assert printed_alone(code).strip() == ""
 
 
 def test_triton_is_refused_by_its_argument_where_it_is_not_installed() -> None:
@@ -153,10 +156,8 @@ def test_triton_is_refused_by_its_argument_where_it_is_not_installed() -> None:
         "):\n"
         "    try:\n        call()\n    except ValueError as error:\n        print(error)\n"
     )
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", "HOME": "/nonexistent"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     refusal = "backend: 'triton' needs the package triton, which is not installed; use 'torch' or 'auto'"
-    assert done.stdout.splitlines() == [refusal] * 4
+    assert printed_alone(code).splitlines() == [refusal] * 4
 
 
 # --- options --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from backend_cases import every_backend
 from torch import Tensor
 
 from kernels.gather import gather_rows
@@ -14,14 +15,6 @@ from kernels.operations import Backend
 
 triton_gather = pytest.importorskip("kernels.triton_gather", reason="needs Triton")
 
-BACKENDS = [
-    pytest.param("torch", "cpu", id="torch"),
-    pytest.param(
-        "triton", "cpu", id="interpreted", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="no CPU")
-    ),
-    pytest.param("triton", "cuda", id="fused", marks=pytest.mark.gpu),
-]
-every_backend = pytest.mark.parametrize(("backend", "device"), BACKENDS)
 SHAPES = [(1, 1, ()), (5, 33, (3,)), (63, 20, (60,)), (7, 3, (4, 21, 17)), (4, 0, (3,))]
 
 

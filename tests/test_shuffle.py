@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backend_cases import every_backend
 from torch import Tensor
 
 from kernels.operations import Backend
 from kernels.shuffle import shuffle_
 
 pytest.importorskip("kernels.triton_shuffle", reason="needs Triton")
-
-BACKENDS = [
-    pytest.param("torch", "cpu", id="torch"),
-    pytest.param(
-        "triton", "cpu", id="interpreted", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="no CPU")
-    ),
-    pytest.param("triton", "cuda", id="fused", marks=pytest.mark.gpu),
-]
-every_backend = pytest.mark.parametrize(("backend", "device"), BACKENDS)
 
 
 def shuffled(count: int, size: int, backend: Backend, device: str, seed: int = 0) -> Tensor:
