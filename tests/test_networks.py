@@ -142,7 +142,9 @@ def test_impossible_settings_are_refused_before_any_env_starts(overrides: tuple[
 def test_presets_of_games_clip_rewards_and_keep_frames(game: str) -> None:
     config = compose_config([f"env={game}"])
     assert (config.env.id, config.policy.torso, config.normalize.reward_clip) == (game, "nature_cnn", 1.0)
-    assert not config.normalize.observations and not config.env.options and not config.env.training_options
+    assert not config.normalize.observations and not config.env.options
+    lives = {"episodic_life": True} if game == "Breakout" else {}
+    assert config.env.training_options == lives
 
 
 def test_pong_trains_on_the_cpu_from_bytes_and_clipped_rewards() -> None:
