@@ -144,3 +144,4 @@ def test_lines_that_nobody_reads_any_more_end_no_run(monkeypatch: pytest.MonkeyP
         plain.show(metrics(), 0.2)
         plain.show(metrics(), 0.3)
         plain.close()
+    assert pipe.closed  # also what was still buffered could be given up
