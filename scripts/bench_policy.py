@@ -127,9 +127,10 @@ def main() -> None:
         options.torso, options.core, options.batch, options.dtype, options.layout
     ):
         window = options.window if core != "none" else 1
-        rows += measure(Case(torso, core, batch, window, dtype, layout), device)
+        measured = measure(Case(torso, core, batch, window, dtype, layout), device)
+        append_rows(options.out, [{**row, "device": device.type, **provenance()} for row in measured])
+        rows += measured
     print(format_table(rows, rows[0]))
-    append_rows(options.out, [{**row, "device": device.type, **provenance()} for row in rows])
 
 
 if __name__ == "__main__":
