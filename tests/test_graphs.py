@@ -135,7 +135,6 @@ def test_a_step_that_cannot_be_captured_says_why_once_and_runs_eagerly(monkeypat
         raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
 
     monkeypatch.setattr(graphs, "capture", fail)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     notices: list[str] = []
     calls: list[int] = []
     step = Graphs(enabled=True, notice=notices.append).step("the policy step", Part(None, lambda: calls.append(1)))
@@ -159,7 +158,6 @@ def train(*overrides: str, graphed: bool, updates: int = 7) -> Run:
     """Metrics and parameters of a small run on the CPU, with tapes for graphs or eagerly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "capture", tape.capture)
-        patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
         patch.setattr(loop, "make_graphs", lambda config, device, clock, console: Graphs(clock, graphed, notice=refuse))
         trainer = Trainer(small_config("env.engine=torch", *overrides), QuietConsole())
         metrics = [without_times(trainer.train_one_update()) for _ in range(updates)]

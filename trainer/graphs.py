@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,13 @@ class Graphs:
         for step in self._steps:
             step.reset()
 
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """What these graphs are captured on, and no others: captures on one stream share a workspace of cuBLAS, which
+        graphs that are replayed side by side would spoil. Kernels are as urgent as on the stream of the first capture.
+        """
+        return torch.cuda.Stream(priority=torch.cuda.current_stream().priority)
+
     def pool(self, name: str) -> Any:
         """The memory of the graphs of one name."""
         if name not in self._pools:
@@ -91,10 +99,9 @@ class GraphedStep:
 
     def _capture(self) -> None:
         try:
-            pool = self._graphs.pool(self._name)
             stretches = itertools.groupby(self._parts, self._phase_between_replays)
             self._replays = [
-                Part(phase, capture([part.run for part in parts], pool, self._graphs.generators))
+                Part(phase, capture([part.run for part in parts], self._graphs, self._name))
                 for phase, parts in stretches
             ]
         except RuntimeError as error:
@@ -106,24 +113,18 @@ class GraphedStep:
         return None if part.phase in UPDATE_PARTS and not self._graphs.detail else part.phase
 
 
-def capture(
-    steps: list[Callable[[], None]], pool: Any, generators: Iterable[torch.Generator] = ()
-) -> Callable[[], None]:
+def capture(steps: list[Callable[[], None]], graphs: Graphs, name: str) -> Callable[[], None]:
     """Capture the steps, one after another, as one CUDA graph, without running them; returns its replay.
-
-    It is captured on the current stream or, since that cannot be, in place of the default one on a stream that all such
-    captures share, with its workspace of cuBLAS: what is replayed beside other graphs needs a stream of its own.
 
     Args:
         steps: what to capture.
-        pool: a `torch.cuda.graph_pool_handle`; graphs that share one are replayed in the order of their capture.
-        generators: that the steps draw from, beside the device's default one.
+        graphs: whose stream, memory and generators are used.
+        name: graphs of one name share memory, and are replayed in the order of their capture.
     """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    # all captures on a stream share a workspace of cuBLAS: graphs to be replayed side by side need streams of their own
-    own = stream if stream != torch.cuda.default_stream() else None  # which cannot be captured: torch has another
-    for generator in generators:
+    for generator in graphs.generators:
         graph.register_generator_state(generator)
+    pool, own = graphs.pool(name), graphs.stream
     collecting = gc.isenabled()
     gc.disable()  # a collection could free device memory in the middle of the capture
     try:
