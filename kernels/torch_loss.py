@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -137,19 +138,23 @@ def _squared_errors(rows: _Rows, clip_range: Scalar | None) -> Tensor:
     return torch.maximum(errors, (clipped - rows.value_targets).square())
 
 
-def explained_variance(values: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+def explained_variance(
+    values: Tensor, targets: Tensor, valid: Tensor, merge: Callable[[Tensor], Tensor] = lambda moments: moments
+) -> Tensor:
     """``1 - Var[target - value] / Var[target]`` over the valid rows; 0 where the targets do not vary.
 
     Args:
         values, targets: floating point, of one shape.
         valid: bool, of the same.
+        merge: joins the moments of these rows with those of others: ``[3, 2]``, count, mean and sum of squared
+            deviations (M2) of targets and residuals.
     """
     count = valid.sum().clamp(min=1)
 
-    def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(x: Tensor) -> Tensor:
         mean = torch.where(valid, x, 0).sum() / count
-        return mean, torch.where(valid, (x - mean).square(), 0).sum() / count
+        return torch.stack([count, mean, torch.where(valid, (x - mean).square(), 0).sum()])
 
-    mean, variance = mean_and_variance(targets)
-    residual = mean_and_variance(targets - values)[1]
-    return torch.where(_is_constant(variance.sqrt(), mean), 0.0, 1.0 - residual / variance)
+    count, mean, m2 = merge(torch.stack([moments(targets), moments(targets - values)], dim=1)).to(targets.dtype)
+    variance, residual = (m2 / count).unbind()
+    return torch.where(_is_constant(variance.sqrt(), mean[0]), 0.0, 1.0 - residual / variance)

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.torch_loss import explained_variance, standardize
+from kernels import torch_loss
+from kernels.torch_loss import standardize
+from trainer import distributed
 
 __all__ = [
     "SurrogateLoss",
@@ -123,3 +125,13 @@ def entropy_bonus(entropies: Tensor, valid: Tensor, count: Tensor) -> Tensor:
     """Mean entropy of the valid rows; a loss subtracts it."""
     _check_batch(entropies=entropies, valid=valid)
     return masked_mean(entropies, valid, count)
+
+
+def explained_variance(values: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+    """``1 - Var[target - value] / Var[target]`` over the valid rows of all ranks; 0 where the targets do not vary.
+
+    Args:
+        values, targets: floating point, of one shape.
+        valid: bool, of the same.
+    """
+    return torch_loss.explained_variance(values, targets, valid, distributed.merge_moments)
