@@ -127,11 +127,18 @@ def read_run(path: Path, name: str) -> Run:
 
 def _read(path: Path, parse: Callable[[Path], T]) -> T:
     if not path.is_file():
-        raise RunError(f"{path}: there is no such file")
+        raise RunError(f"{path}: there is no such file; {_missing(path)}")
     try:
         return parse(path)
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _missing(path: Path) -> str:
+    """What a user does about a file that a run folder lacks."""
+    if not (path.parent / "config.yaml").is_file():
+        return "give the folder of a run, as `out` named it"
+    return f"the run is under way or was killed, and `scripts/train.py resume={path.parent}` ends it"
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -190,9 +197,7 @@ def compare(runs: list[Run], warmup: int) -> Comparison:
     shortest = min(runs, key=lambda run: run.last["update"])
     last_update = shortest.last["update"]
     if not 0 <= warmup < last_update:
-        raise RunError(
-            f"{shortest.name}: it made {last_update} updates; a warm-up of {warmup} must be 0 or more and fewer"
-        )
+        raise RunError(f"--warmup {warmup}: {shortest.name} made {last_update} updates; say 0 to {last_update - 1}")
     costs = [cost(run, warmup, last_update) for run in runs]
     return Comparison(
         runs,

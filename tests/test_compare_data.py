@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,26 @@ def test_a_run_in_which_no_episode_ended_has_no_curve_and_no_return(tmp_path: Pa
     comparison = compared(*runs)
     assert cells(comparison, "Result")["return"] == ["-", "-"]
     assert "There is nothing to draw" in page(comparison)
+
+
+def test_runs_of_one_update_of_another_algorithm_or_that_failed_stand_beside_any_other(tmp_path: Path):
+    def diverged(row: dict[str, Any]) -> None:
+        row.update({key: None for key in row if key.startswith(("loss/", "episode_"))})
+
+    folders = [
+        write_run(tmp_path / "a run", updates=9),
+        write_run(tmp_path / "short", updates=1, seed=1),
+        write_run(tmp_path / "other", "algo=impala", "credit.estimator=vtrace", "credit.torch_mode=loop", seed=2),
+        write_run(tmp_path / "failed", change=diverged, status="failed", seed=3),
+    ]
+    comparison = compared(*folders, warmup=0)
+    assert comparison.last_update == 1
+    result = cells(comparison, "Result")
+    assert result["status"] == ["finished", "finished", "finished", "failed"]
+    assert result["return"] == ["90.00", "-", "90.00", "-"]
+    assert {"algo", "credit.estimator"} <= comparison.differences.keys()
+    assert all("algo" in pair.also_differ for pair in comparison.pairs)
+    assert Page(page(comparison)).open == []
 
 
 def test_a_thinned_throughput_curve_still_counts_every_step_and_second(tmp_path: Path):

@@ -72,7 +72,7 @@ def test_the_page_loads_nothing_and_runs_nothing():
 def test_names_from_outside_are_text_and_never_markup(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    odd = write_run(tmp_path / "<b>[red]&x", machine="<script>")
+    odd = write_run(tmp_path / "a folder" / "<b>[red]&x", machine="<script>")
     assert run_main(monkeypatch, odd, write_run(tmp_path / "b"), "--html", tmp_path / "r.html") == 0
     html = (tmp_path / "r.html").read_text()
     assert "script" not in Page(html).tags
@@ -145,9 +145,9 @@ def drop_line(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "harm", "said"),
     [
-        ("config.yaml", Path.unlink, "there is no such file"),
-        ("metrics.jsonl", Path.unlink, "there is no such file"),
-        ("summary.json", Path.unlink, "there is no such file"),
+        ("config.yaml", Path.unlink, "there is no such file; give the folder of a run"),
+        ("metrics.jsonl", Path.unlink, "there is no such file; the run is under way or was killed"),
+        ("summary.json", Path.unlink, "there is no such file; the run is under way or was killed"),
         ("config.yaml", lambda path: path.write_text(""), "empty"),
         ("config.yaml", lambda path: path.write_text("num_envs: [1"), "cannot be read"),
         ("config.yaml", lambda path: path.write_text("num_envs: 0"), "num_envs=0"),
@@ -184,7 +184,7 @@ def test_a_missing_or_torn_file_is_named_in_one_line(
 
 @pytest.mark.parametrize("warmup", [-1, 9, 50])
 def test_a_warm_up_that_leaves_no_update_is_refused(tmp_path: Path, warmup: int):
-    with pytest.raises(RunError, match="made 9 updates"):
+    with pytest.raises(RunError, match=f"--warmup {warmup}: [ab] made 9 updates; say 0 to 8"):
         compared(write_run(tmp_path / "a"), write_run(tmp_path / "b"), warmup=warmup)
 
 
