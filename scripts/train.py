@@ -1,8 +1,8 @@
 """Train an agent: ``python scripts/train.py algo=ppo env=Ant num_envs=4096``.
 
 Every key can be overridden (``--cfg job`` prints them all), ``-m seed=1,2,3`` sweeps, ``resume=<run folder>``
-continues a run in place. Exit status: 0 finished, 1 refused or failed, 130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1
-after saving.
+continues a run in place. Exit status: 0 finished, 1 refused or failed, 130/143/138/129 stopped by
+SIGINT/SIGTERM/SIGUSR1/SIGHUP after saving.
 """
 
 from __future__ import annotations

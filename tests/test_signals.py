@@ -28,7 +28,7 @@ from trainer.session import train
 from trainer.signals import StopSignal
 
 ROOT = Path(__file__).resolve().parent.parent
-STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138}
+STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138, signal.SIGHUP: 129}
 #: Where the signal comes, and at which call of it.
 MOMENTS: dict[str, tuple[Any, str, int]] = {
     "start-up": (loop, "make_training_env", 1),
@@ -82,6 +82,17 @@ def test_former_handlers_come_back_when_a_run_ends(tmp_path: Path):
     before = {number: signal.getsignal(number) for number in STATUS}
     assert run_until(1, small_config("out=run"), tmp_path) == 143
     assert {number: signal.getsignal(number) for number in STATUS} == before
+
+
+def test_under_nohup_the_end_of_the_terminal_stops_nothing():
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.received
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 def test_no_signal_is_status_zero():

@@ -7,15 +7,15 @@ import signal
 import sys
 from types import FrameType
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _SHOW_CURSOR = b"\x1b[?25h"  # the live console hides it
 
 
 class StopSignal:
     """Remembers the first signal; as a context manager it puts the former handlers back.
 
-    SIGTERM, SIGINT and SIGUSR1 (what schedulers send before they preempt) all mean: finish the update, save a
-    checkpoint, and leave with ``128 + signal number``.
+    SIGTERM, SIGINT, SIGUSR1 (what schedulers send before they preempt) and SIGHUP (the terminal is gone) all mean:
+    finish the update, save a checkpoint, and leave with ``128 + signal number``. Under ``nohup`` SIGHUP means nothing.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class StopSignal:
 
     @property
     def exit_status(self) -> int:
-        """143 for SIGTERM, 130 for SIGINT, 138 for SIGUSR1, 0 if none came."""
+        """143 for SIGTERM, 130 for SIGINT, 138 for SIGUSR1, 129 for SIGHUP, 0 if none came."""
         return 0 if self.number is None else 128 + self.number
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -42,6 +42,8 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         for number in _HANDLED:
             self._former[number] = signal.signal(number, self._handle)
+        if self._former[signal.SIGHUP] is signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_: object) -> None:
