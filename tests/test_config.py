@@ -143,6 +143,9 @@ REFUSED = {
     "seed=[1": "seed=[1: ",
     "seed=1,2": "seed=1,2 sweeps over several values: add -m",
     "hydra.foo=1": "hydra.foo: there is no such key",
+    "hydra.run.dir=here": "hydra.run.dir=here: a run's folder is named by out=<folder>",
+    "out=${nope}": "out: Interpolation key 'nope' not found",
+    "num_envs=${oc.env:NOPE_}": "num_envs: KeyError raised while resolving interpolation",
     "resume=/nowhere": "resume=/nowhere: there is no run (no config.yaml)",
 }
 

@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 from yaml import YAMLError
 
 from trainer.config import Config, ConfigError
@@ -61,13 +61,15 @@ def parse_overrides(overrides: list[str]) -> list[Override]:
     """Those of the overrides that are not Hydra's own.
 
     Raises:
-        ConfigError: a key shall be deleted.
+        ConfigError: a key shall be deleted, or Hydra shall choose the run folder.
         HydraException: an override cannot be parsed.
     """
     parsed = OverridesParser.create().parse_overrides(overrides)
     for override in parsed:
         if override.is_delete():
             raise ConfigError(f"{override.input_line}: a key is not deleted, it has a default; set it to another value")
+        if override.key_or_group == "hydra.run.dir":
+            raise ConfigError(f"{override.input_line}: a run's folder is named by out=<folder>")
     return [override for override in parsed if not override.key_or_group.startswith(("hydra.", "hydra/"))]
 
 
@@ -178,6 +180,6 @@ def one_line(error: Exception, known: list[str] | None = None) -> str:
         return first
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         return unknown_key(str(key), known)
-    if known is None and key in KEYS:
+    if known is None and key in KEYS and isinstance(cause, ValidationError):
         return wrong_value(str(key), getattr(cause, "value", None))
     return f"{key}: {first}"
