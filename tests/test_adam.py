@@ -96,8 +96,8 @@ def test_parameters_are_trained_in_place_whatever_their_layout(fused: bool, devi
     totals, one = torch.zeros(COUNTS + 2, device=device), torch.ones((), device=device)
     for seed in range(4):
         frames = noise(6, 3, 5, 5, seed=seed).to(device)
-        gradient = optimizer.gradient(module(frames).square().mean())
-        optimizer.step(gradient, one[None], one, totals)
+        gradient, report = optimizer.gradient(module(frames).square().mean(), one[None])
+        optimizer.step(gradient, report, one, totals)
         adam.zero_grad()
         expected(frames).square().mean().backward()
         norm = nn.utils.clip_grad_norm_(expected.parameters(), 0.5)
@@ -113,8 +113,8 @@ def test_parameters_are_trained_in_place_whatever_their_layout(fused: bool, devi
 def test_a_loaded_state_goes_on_bit_for_bit() -> None:
     def steps(optimizer: GuardedAdam, module: nn.Module, seeds: range) -> None:
         for seed in seeds:
-            gradient = optimizer.gradient(module(noise(6, 3, 5, 5, seed=seed)).square().mean())
-            optimizer.step(gradient, torch.ones(1), torch.ones(()), torch.zeros(COUNTS + 2))
+            gradient, report = optimizer.gradient(module(noise(6, 3, 5, 5, seed=seed)).square().mean(), torch.ones(1))
+            optimizer.step(gradient, report, torch.ones(()), torch.zeros(COUNTS + 2))
 
     def make(module: nn.Module) -> GuardedAdam:
         return GuardedAdam(module.parameters(), torch.tensor(1e-2), 1e-5, GuardSettings(), fused=False)
@@ -139,8 +139,8 @@ def test_a_saved_state_is_in_the_parameters_order_wherever_they_lie() -> None:
         return GuardedAdam(parameters, torch.tensor(1e-2), 1e-5, GuardSettings(max_grad_norm=100.0), fused=False)
 
     optimizer, other = make(), make()
-    gradient = other.gradient(torch.stack([p.square().sum() / 2 for p in parameters]).sum())
-    other.step(gradient, torch.zeros(2), torch.ones(()), torch.zeros(COUNTS + 3))
+    gradient, report = other.gradient(torch.stack([p.square().sum() / 2 for p in parameters]).sum(), torch.zeros(2))
+    other.step(gradient, report, torch.ones(()), torch.zeros(COUNTS + 3))
     state = other.state_dict()
     torch.testing.assert_close(state["first"], 0.1 * before)
     torch.testing.assert_close(state["second"], 1e-3 * before.square())

@@ -44,10 +44,13 @@ class GuardedAdam:
             torch.zeros_like(self._vector), torch.zeros_like(self._vector), torch.zeros_like(learning_rate)
         )
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient of a scalar in all parameters, ``[P]``, summed over ranks."""
+    def gradient(self, loss: Tensor, report: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of a scalar in all parameters, ``[P]``, and what is reported beside it, ``[R]``, both summed
+        over ranks, in one message."""
         gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
-        return distributed.sum_(_flat(zip(gradients, self._parameters, strict=True)))
+        both = distributed.sum_(_flat([*zip(gradients, self._parameters, strict=True), (report, report)]))
+        gradient, report = both.split([len(self._vector), len(report)])
+        return gradient, report
 
     def step(self, gradient: Tensor, report: Tensor, num_valid: Tensor, totals: Tensor) -> None:
         """Decide over a step and take it; arguments as `kernels.step_guard.guard_step`, ``totals`` its state."""

@@ -30,7 +30,7 @@ class _Step(NamedTuple):
     """What one part of a minibatch step leaves to the next."""
 
     loss: Tensor  #: scalar, with its graph until the backward pass
-    report: Tensor  #: ``[len(REPORTED)]``, this rank's share
+    report: Tensor  #: ``[len(REPORTED)]``; this rank's share, after the backward pass the sum over ranks
     num_valid: Tensor  #: scalar: valid rows of the minibatch, over all ranks
 
 
@@ -203,15 +203,15 @@ class PPO:
         self._step = _Step(*self._solve(self._batch, rows, count), count)
 
     def _backward(self) -> None:
-        self._gradient = self.optimizer.gradient(self._step.loss)
+        loss, report, num_valid = self._step
+        self._gradient, report = self.optimizer.gradient(loss, report)
         # an autograd graph that lives on ties the parameters to this call's stream, which a capture could not leave
-        self._step = self._step._replace(loss=self._step.loss.detach())
+        self._step = _Step(loss.detach(), report, num_valid)
 
     def _apply_or_withhold(self) -> None:
         """Step the optimizer unless the minibatch is to be withheld: then parameters, moments and step count stay bit
         for bit."""
-        report = distributed.sum_(self._step.report)
-        self.optimizer.step(self._gradient, report, self._step.num_valid, self._totals)
+        self.optimizer.step(self._gradient, self._step.report, self._step.num_valid, self._totals)
         self.policy.clamp_log_std_()
 
     def _sum_up(self) -> None:
