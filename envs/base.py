@@ -84,6 +84,7 @@ class VecEnv(abc.ABC):
     single_action_space: gymnasium.Space[Any]
     pools: tuple[slice, ...]  #: the columns of each pool; together ``0 .. num_envs``
     capturable: bool = False  #: True if ``send`` and ``recv`` only launch work on the current CUDA stream
+    fixed_results: bool = False  #: True if a pool's ``recv`` always returns the same tensors, for CUDA graphs to read
     clock: Clock = NullClock()
 
     @classmethod

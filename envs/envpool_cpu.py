@@ -21,7 +21,7 @@ from envs.cores import local_ranks, usable_cores
 from envs.envpool_worker import PoolWorker, quiet_spaces
 from envs.observations import ObservationMap, as_float32
 from envs.seeding import first_seed
-from envs.staging import Field, StagingRing
+from envs.staging import Field, HostCopy, StagingRing
 
 _OWN_OPTIONS = {"num_envs", "batch_size", "seed", "env_seed", "num_threads", "base_path", "gym_reset_return_info"}
 
@@ -89,7 +89,9 @@ class EnvPoolVecEnv(VecEnv):
             self.single_observation_space = self._join.space
             self.single_action_space = _action_space(id, spec.gymnasium_action_space)
         self._workers = self._start_workers(epoch=0)
-        self._rings = self._make_rings() if self.device.type == "cuda" else None
+        self.fixed_results = self.device.type == "cuda"
+        self._rings = self._make_rings() if self.fixed_results else []
+        self._action_copies = self._make_action_copies() if self.fixed_results else []
 
     @classmethod
     def known_ids(cls) -> Sequence[str]:
@@ -114,13 +116,15 @@ class EnvPoolVecEnv(VecEnv):
         columns = self.pools[pool]
         check_layout(actions, self.single_action_space, columns.stop - columns.start)
         with self.clock.phase("transfer"):
-            on_host = actions.detach().cpu().numpy()
+            actions = actions.detach()
+            on_host = self._action_copies[pool].to_host(actions) if actions.is_cuda else actions.numpy()
         check_values(on_host, self.single_action_space, columns.start)
         with self.clock.phase("env_step"):
             self._workers[pool].send(on_host)
 
     def recv(self, pool: int) -> StepResult:
-        """Wait for the pool's step; the result is fresh memory, on CUDA in the order of the current stream.
+        """Wait for the pool's step; on a CPU the result is fresh memory, on CUDA the same tensors every time, written
+        in the order of the current stream.
 
         Raises:
             EnvError: no step was sent, the step took longer than ``timeout``, or EnvPool failed.
@@ -138,7 +142,7 @@ class EnvPoolVecEnv(VecEnv):
                 batch.truncated & ~batch.terminated,
                 valid,
             )
-            if self._rings is not None:
+            if self.fixed_results:
                 return StepResult(*self._rings[pool].to_device(fields))
             return StepResult(*map(torch.from_numpy, (self._converted(fields[0]), *fields[1:])))
 
@@ -180,6 +184,11 @@ class EnvPoolVecEnv(VecEnv):
             flags = [Field((n,), torch.bool)] * 3
             rings.append(StagingRing([observations, Field((n,), torch.float32), *flags], self.device))
         return rings
+
+    def _make_action_copies(self) -> list[HostCopy]:
+        shape = self.single_action_space.shape or ()
+        dtype = torch.int64 if isinstance(self.single_action_space, Discrete) else torch.float32
+        return [HostCopy(Field((columns.stop - columns.start, *shape), dtype)) for columns in self.pools]
 
 
 def _make_spec(id: str, options: dict[str, Any]) -> Any:

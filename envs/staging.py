@@ -1,4 +1,4 @@
-"""One asynchronous host-to-device copy per step: fields packed into pinned memory, guarded by events."""
+"""One asynchronous copy per step and direction, through pinned memory that events guard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class StagingRing:
     """Copies the same ``fields`` to ``device``, step after step, without waiting for the copies.
 
     Each of ``depth`` slots is one pinned buffer. A slot is written again only after its last copy's event has passed,
-    so the host may run ``depth - 1`` steps ahead of the copies. Device tensors are fresh memory at every step.
+    so the host may run ``depth - 1`` steps ahead of the copies. The tensors on the device are the same at every step:
+    a CUDA graph may read them, and the next copy overwrites them in the order of its stream.
     """
 
     def __init__(self, fields: Sequence[Field], device: torch.device, depth: int = 2) -> None:
@@ -40,6 +41,8 @@ class StagingRing:
         num_bytes = sum(_padded(field.num_bytes) for field in fields)
         pinned = device.type == "cuda"
         buffers = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(depth)]
+        self._landing = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._results = unpack(self._landing, self._fields)
         self._slots = itertools.cycle(
             [
                 (buffer, [view.numpy() for view in unpack(buffer, self._fields)], torch.cuda.Event())
@@ -54,9 +57,25 @@ class StagingRing:
         for view, source in zip(views, sources, strict=True):
             # in this thread alone: torch's threads would compete with those that step the other pools
             np.copyto(view, source, casting="same_kind")
-        on_device = torch.empty(buffer.shape, dtype=torch.uint8, device=self._device).copy_(buffer, non_blocking=True)
+        self._landing.copy_(buffer, non_blocking=True)
         copied.record(torch.cuda.current_stream(self._device))
-        return unpack(on_device, self._fields)
+        return self._results
+
+
+class HostCopy:
+    """Copies tensors like one ``field`` from a CUDA device to the same pinned memory, step after step."""
+
+    def __init__(self, field: Field) -> None:
+        self._buffer = torch.empty(field.shape, dtype=field.dtype, pin_memory=True)
+        self._view = self._buffer.numpy()
+        self._copied = torch.cuda.Event()
+
+    def to_host(self, source: Tensor) -> NDArray:
+        """Wait for ``source`` on the current stream and return it; good until the next call."""
+        self._buffer.copy_(source, non_blocking=True)
+        self._copied.record(torch.cuda.current_stream(source.device))
+        self._copied.synchronize()
+        return self._view
 
 
 def unpack(buffer: Tensor, fields: Sequence[Field]) -> list[Tensor]:

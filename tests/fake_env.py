@@ -135,9 +135,11 @@ def make_collector(
     rollout_length: int,
     observation_normalizer: ObservationNormalizer | None = None,
     value_normalizer: ValueNormalizer | None = None,
+    graphs: Graphs | None = None,
 ) -> Collector:
     action_map = ActionMap(env.single_action_space, "clip")
-    return Collector(env, policy, observation_normalizer, value_normalizer, action_map, rollout_length, Graphs())
+    normalizers = (observation_normalizer, value_normalizer)
+    return Collector(env, policy, *normalizers, action_map, rollout_length, graphs or Graphs())
 
 
 def collect(script: Script, policy: ActorCritic | None = None) -> Rollout:

@@ -10,6 +10,10 @@ import torch
 from fake_env import ModePolicy, Script, ScriptedEnv, make_collector, make_policy, random_script
 from torch import Tensor
 
+from envs.base import StepResult
+from tests import tape
+from trainer import graphs
+from trainer.graphs import Graphs
 from trainer.normalize import ObservationNormalizer, ValueNormalizer
 from trainer.rollout import Rollout, first_non_finite_row
 
@@ -125,6 +129,37 @@ def test_several_pools_equal_one(script: Script, num_pools: int) -> None:
     torch.testing.assert_close(got_actions, expected_actions)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+class StillEnv(ScriptedEnv):
+    """Returns the same tensors at every step."""
+
+    fixed_results = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._places: dict[int, StepResult] = {}
+
+    def recv(self, pool: int) -> StepResult:
+        result = super().recv(pool)
+        places = self._places.setdefault(pool, StepResult(*map(torch.empty_like, result)))
+        for place, values in zip(places, result, strict=True):
+            place.copy_(values)
+        return places
+
+
+@pytest.mark.parametrize("num_pools", [1, 2])
+def test_results_that_lie_still_are_recorded_by_a_graph(
+    script: Script, num_pools: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[int] = []
+    monkeypatch.setattr(graphs, "capture", lambda steps, *rest: captured.append(len(steps)) or tape.capture(steps))
+    env = StillEnv(script, None, num_pools)
+    collector = make_collector(env, make_policy(env), LENGTH, graphs=Graphs(enabled=True))
+    for name, got in fields(collector.collect()).items():
+        if name in Script._fields:
+            assert torch.equal(got, getattr(script, name)[: len(got)]), name
+    assert captured == [1] * 2 * num_pools  # a pool's record and its policy step
 
 
 def test_raw_actions_are_stored_and_bounded_ones_are_sent(script: Script) -> None:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor
 import envs
 from envs import envpool_worker, staging
 from envs.base import EnvError, VecEnv
-from envs.staging import Field, StagingRing
+from envs.staging import Field, HostCopy, StagingRing
 
 Make = Callable[..., VecEnv]
 
@@ -278,9 +278,9 @@ def test_a_slot_is_written_only_after_its_last_copy_has_passed(monkeypatch: pyte
     staged = [ring.to_device([tensor.numpy() for tensor in host_tensors(seed)]) for seed in range(3)]
     turn = [f"{verb} {slot}" for slot in (0, 1, 0) for verb in ("waited for", "recorded")]
     assert calls == ["made 0", "made 1", *turn]
-    for seed, tensors in enumerate(staged):  # the third step reused the first slot and left the first result alone
-        for found, field, source in zip(tensors, FIELDS, host_tensors(seed), strict=True):
-            assert torch.equal(found, source.to(field.dtype))
+    assert all(one is same for tensors in staged for one, same in zip(tensors, staged[0], strict=True))
+    for found, field, source in zip(staged[0], FIELDS, host_tensors(2), strict=True):
+        assert torch.equal(found, source.to(field.dtype))
 
 
 @pytest.mark.gpu
@@ -290,10 +290,29 @@ def test_staged_steps_hold_their_values_on_a_busy_device() -> None:
     staged = []
     for seed in range(20):
         torch.cuda._sleep(1_000_000)  # the copies lag behind the host
-        staged.append(ring.to_device([tensor.numpy() for tensor in host_tensors(seed)]))
+        staged.append([tensor.clone() for tensor in ring.to_device([t.numpy() for t in host_tensors(seed)])])
     for seed, tensors in enumerate(staged):
         for found, field, source in zip(tensors, FIELDS, host_tensors(seed), strict=True):
             assert torch.equal(found.cpu(), source.to(field.dtype))
+
+
+@pytest.mark.gpu
+def test_actions_reach_the_host_after_the_work_that_makes_them() -> None:
+    field = Field((5, 3), torch.float32)
+    copy, expected = HostCopy(field), np.arange(15, dtype=np.float32).reshape(field.shape)
+    for step in range(3):
+        torch.cuda._sleep(10_000_000)
+        made = torch.from_numpy(expected).cuda() + step
+        assert np.array_equal(copy.to_host(made), expected + step)
+
+
+@pytest.mark.gpu
+def test_cuda_results_lie_still() -> None:
+    with closing(envs.make("Pong-v5", "envpool", 3, num_threads=1, pools=1, device="cuda")) as env:
+        env.reset()
+        actions = torch.zeros(3, dtype=torch.int64, device="cuda")
+        places = [[tensor.data_ptr() for tensor in env.step(actions)] for _ in range(3)]
+        assert env.fixed_results and places[0] == places[1] == places[2]
 
 
 @pytest.mark.gpu

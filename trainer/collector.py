@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from envs.actions import ActionMap
-from envs.base import VecEnv
+from envs.base import StepResult, VecEnv
 from trainer.graphs import GraphedStep, Graphs, Part
 from trainer.normalize import ObservationNormalizer, Scaling, ValueNormalizer
 from trainer.policy import Action, ActorCritic
@@ -22,7 +23,7 @@ class _Steps(NamedTuple):
 
     choose: list[GraphedStep]
     send: list[GraphedStep]
-    receive: list[GraphedStep]
+    receive: list[list[GraphedStep]]
     finish: GraphedStep
 
 
@@ -31,7 +32,7 @@ class Collector:
 
     The env's pools take turns: while one steps, the policy works on the next. Every step reads and writes tensors that
     stay where they are, the number of the row among them, so that one CUDA graph serves all rows: that of the policy
-    always, that of the env where the engine is capturable.
+    always, that of the env where the engine is capturable, that of recording where its results lie still.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Collector:
         self._state = policy.initial_state(env.num_envs)  #: the memory with which it sees them
         #: frozen while a rollout is collected
         self._scaling = Scaling(*map(torch.clone, observation_normalizer.scaling())) if observation_normalizer else None
+        self._results: dict[int, StepResult] = {}  #: what came back last, by pool
         self._rows = torch.zeros(len(env.pools), 1, dtype=torch.int64, device=env.device)  #: each pool's row, t
         self._act: Callable[..., Action] = torch.compile(policy.act) if compile_policy else policy.act
         self._graphs = graphs
@@ -86,13 +88,23 @@ class Collector:
                 for p, rows in pools
             ],
             send=[engine(Part("env_step", partial(self._send_to, p))) for p, _ in pools],
-            receive=[engine(Part("transfer", partial(self._receive_from, p, rows))) for p, rows in pools],
+            receive=[self._receive_steps(p, rows) for p, rows in pools],
             finish=step(
                 "the rollout's end",
                 Part("normalize", partial(self._normalize_observations, rollout)),
                 Part("inference", partial(self._evaluate_last, rollout)),
             ),
         )
+
+    def _receive_steps(self, pool: int, rows: Rollout) -> list[GraphedStep]:
+        """One step; two, where what comes back can be recorded by a graph, but not fetched by it."""
+        step, env = self._graphs.step, self.env
+        name, capturable = f"env.engine={env.engine}", env.capturable
+        receive = Part("transfer", partial(self._receive_from, pool))
+        record = Part("transfer", partial(self._record_in, pool, rows))
+        if capturable or not env.fixed_results:
+            return [step(name, receive, record, capturable=capturable)]
+        return [step(name, receive, capturable=False), step(f"the record of pool {pool}", record)]
 
     def restart(self) -> None:
         """Start every env anew."""
@@ -136,11 +148,12 @@ class Collector:
             send()
         for _ in self._clock.turns(self.rollout.length - 1):  # which do the same
             for receive, choose, send in zip(steps.receive, steps.choose, steps.send, strict=True):
-                receive()
+                for step in receive:
+                    step()
                 choose()
                 send()
-        for receive in steps.receive:
-            receive()
+        for step in itertools.chain.from_iterable(steps.receive):
+            step()
         steps.finish()
         return self.rollout
 
@@ -166,10 +179,12 @@ class Collector:
     def _send_to(self, pool: int) -> None:
         self.env.send(pool, self._actions[self.env.pools[pool]])
 
-    def _receive_from(self, pool: int, rollout: Rollout) -> None:
+    def _receive_from(self, pool: int) -> None:
+        self._results[pool] = self.env.recv(pool)
+
+    def _record_in(self, pool: int, rollout: Rollout) -> None:
         """Record what came back from a pool's row, and go on to its next."""
-        columns, row = self.env.pools[pool], self._rows[pool]
-        step = self.env.recv(pool)
+        columns, row, step = self.env.pools[pool], self._rows[pool], self._results[pool]
         _write(rollout.rewards, row, step.rewards)
         _write(rollout.terminated, row, step.terminated)
         _write(rollout.truncated, row, step.truncated)
