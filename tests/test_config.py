@@ -263,6 +263,12 @@ def test_a_broken_saved_configuration_is_refused_in_one_line(text: str):
     assert "\n" not in str(refusal.value)
 
 
+def test_a_key_of_another_version_is_refused_as_the_run_s_own():
+    saved = to_yaml(compose_config(["env=CartPole"])) + "old_key: 3\n"
+    with pytest.raises(ConfigError, match=r"^old_key: there is no such key.*the run's config.yaml, of another version"):
+        compose_for_resume(saved, ["total_steps=5"])
+
+
 def test_an_empty_saved_configuration_is_all_defaults():
     assert from_yaml("{}") == Config()
 

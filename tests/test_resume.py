@@ -133,12 +133,23 @@ def test_a_changed_run_is_refused_with_the_name_of_what_does_not_fit(run: RunFol
     assert files() == before
 
 
-def test_an_optimizer_of_another_version_is_refused_in_one_line(run: RunFolder):
+@pytest.mark.parametrize(
+    ("lacking", "named"),
+    [
+        ({"algorithm": {"optimizer": {"state": {}, "param_groups": []}, "learning_rate": torch.ones(())}}, "first"),
+        ({"rng": {}}, "cpu"),
+        ({"episodes": {"previous_done": torch.zeros(8)}}, "carry"),
+    ],
+    ids=["optimizer", "random numbers", "episodes"],
+)
+def test_a_state_of_another_version_is_refused_in_one_line(run: RunFolder, lacking: dict[str, Any], named: str):
     trainer = Trainer(small_config(), QuietConsole())
-    state = checkpoint.load_newest(run.checkpoints, print)
-    state["algorithm"]["optimizer"] = {"state": {}, "param_groups": []}
-    with pytest.raises(CheckpointError, match=r"^here: the optimizer's state has no '\w+': another version wrote it"):
+    state = checkpoint.load_newest(run.checkpoints, print) | lacking
+    with pytest.raises(
+        CheckpointError, match=r"^here: the saved state has no '\w+': another version wrote it;.*$"
+    ) as refusal:
         trainer.load_state_dict(state, "here")
+    assert f"'{named}'" in str(refusal.value)
     trainer.close()
 
 

@@ -235,8 +235,17 @@ class Trainer:
         """Restore what `state_dict` gave; envs that cannot restore their state start anew, seeded by the update.
 
         Raises:
-            CheckpointError: another env or number of envs, or a tensor is missing or of another shape; names it.
+            CheckpointError: another env or number of envs, or something is missing or of another shape; names it.
         """
+        try:
+            self._restore(state, where)
+        except KeyError as error:
+            raise CheckpointError(
+                f"{where}: the saved state has no {error}: another version wrote it; start a new run, "
+                f"scripts/evaluate.py checkpoint=... still plays this one"
+            ) from error
+
+    def _restore(self, state: dict[str, Any], where: str) -> None:
         if state["env_id"] != self.env.id:
             raise CheckpointError(f"{where}: env.id is {self.env.id}, but the checkpoint is of {state['env_id']}")
         saved_envs = state["episodes"]["previous_done"].numel()
@@ -248,12 +257,7 @@ class Trainer:
         unknown = sorted(state["modules"].keys() - modules.keys())
         if unknown:
             raise CheckpointError(f"{where}: this configuration has no {unknown[0]}; was it changed?")
-        try:
-            self.algorithm.load_state_dict(state["algorithm"])
-        except KeyError as error:
-            raise CheckpointError(
-                f"{where}: the optimizer's state has no {error}: another version wrote it; it can still be evaluated"
-            ) from error
+        self.algorithm.load_state_dict(state["algorithm"])
         self.episodes.load_state_dict(state["episodes"])
         self.episode_statistics = self.episodes.statistics()
         for name, value in state["counters"].items():

@@ -136,10 +136,17 @@ def compose_for_resume(saved: str, overrides: list[str]) -> Config:
         overrides: ``key=value``; ``resume`` itself is dropped.
 
     Raises:
-        ConfigError: a preset (a config group) was given, or a key is unknown, or a value impossible.
+        ConfigError: a preset (a config group) was given, or a key is unknown, or a value impossible; says so where the
+            saved configuration itself is refused.
         HydraException: an override cannot be parsed.
     """
     config = _mapping(saved)
+    try:
+        from_omegaconf(config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} (so says the run's config.yaml, of another version or edited: mend it there)"
+        ) from error
     for override in parse_overrides(overrides):
         key, value = override.key_or_group, override.value()
         if key == "resume":

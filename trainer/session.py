@@ -77,7 +77,7 @@ class _Session:
             return None
         state = checkpoint.load_newest(checkpoints, self.console.notice, self.trainer.device)
         self.trainer.load_state_dict(state, str(checkpoints))
-        return state["wandb_id"]
+        return state.get("wandb_id")
 
     def open(self, folder: RunFolder, previous_wandb_run: str | None) -> None:
         """Begin the run's files and its wandb run."""
