@@ -27,6 +27,7 @@ from scripts.overrides import check_overrides
 from trainer import distributed
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config, ConfigError
+from trainer.console import say
 from trainer.loop import TrainingError
 from trainer.run_folder import RunFolder
 from trainer.schema import CONFIG_FOLDER, compose_for_resume, from_omegaconf, register
@@ -59,7 +60,7 @@ def _run(composed: DictConfig) -> None:
         distributed.initialize(config.device)
         status = train(config, base, continued)
     except EXPECTED_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}", sys.stderr)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise JobFailed(str(error)) from None
         sys.exit(1)
@@ -74,7 +75,7 @@ def main() -> None:
     register()
     problem = check_overrides(sys.argv[1:])
     if problem is not None:
-        print(f"error: {problem}", file=sys.stderr)
+        say(f"error: {problem}", sys.stderr)
         sys.exit(1)
     hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="config")(_run)()
 

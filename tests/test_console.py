@@ -12,7 +12,7 @@ from rich.console import Console
 
 from trainer import console
 from trainer.config import LoggingConfig
-from trainer.console import LiveConsole, PlainConsole, QuietConsole, count, duration, make_console, phase_shares
+from trainer.console import LiveConsole, PlainConsole, QuietConsole, count, duration, make_console
 from trainer.timing import PHASES
 
 
@@ -26,8 +26,7 @@ def metrics(**changes: Any) -> dict[str, Any]:
         "episode_length": None,
         "episodes": 0,
         "loss/approx_kl": 0.00412,
-        "time/total_ms": 100.0,
-        **{f"time/{name}_ms": value for name, value in shares.items()},
+        **{f"share/{name}": value / 100.0 for name, value in shares.items()},
         **changes,
     }
 
@@ -57,11 +56,6 @@ def test_durations_read_as_a_clock(seconds: float, text: str):
     assert duration(seconds) == text
 
 
-def test_phases_share_the_wall_time_of_the_update():
-    assert sum(phase_shares(metrics()).values()) == pytest.approx(1.0)
-    assert phase_shares(metrics(**{"time/total_ms": 0.0})) == {}
-
-
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_panel_fits_its_terminal_and_shows_progress_and_the_dearest_phases(width: int):
     text = drawn(width)
@@ -74,7 +68,7 @@ def test_the_panel_fits_its_terminal_and_shows_progress_and_the_dearest_phases(w
 
 
 def test_the_phase_bar_is_as_wide_as_it_should_be_however_shares_round():
-    shares = {f"time/{name}_ms": 100.0 / 8 for name in PHASES}
+    shares = {f"share/{name}": 1 / 8 for name in PHASES}
     assert drawn(120, **shares).count("█") == console._BAR_WIDTH
 
 
@@ -134,14 +128,28 @@ def test_notices_go_to_the_error_stream(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr() == ("", "rollscan: hello\n")
 
 
-def test_lines_that_nobody_reads_any_more_end_no_run(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_lines_that_nobody_reads_any_more_end_no_run(monkeypatch: pytest.MonkeyPatch, stream: str):
     read, write = os.pipe()
     with open(write, "w") as pipe:
-        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr(sys, stream, pipe)
         plain = PlainConsole(interval=0.0)
         plain.show(metrics(), 0.1)
+        plain.notice("first")
         os.close(read)  # as `| head -1` does
         plain.show(metrics(), 0.2)
-        plain.show(metrics(), 0.3)
+        plain.notice("second")
         plain.close()
     assert pipe.closed  # also what was still buffered could be given up
+
+
+def test_a_panel_whose_terminal_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch):
+    terminal, ours = os.openpty()
+    with open(ours, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        live = LiveConsole("title")
+        live.show(metrics(), 0.1)
+        os.close(terminal)
+        live.notice("nobody reads this")
+        live.close()
+    assert stream.closed  # also what was still buffered could be given up

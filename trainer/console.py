@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TextIO
 
 from rich.columns import Columns
 from rich.console import Console as RichConsole
@@ -74,10 +76,24 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def phase_shares(metrics: dict[str, Any]) -> dict[str, float]:
-    """Each phase's share of the update's wall time."""
-    total = metrics.get("time/total_ms") or 0.0
-    return {name: metrics.get(f"time/{name}_ms", 0.0) / total for name in PHASES} if total > 0 else {}
+@contextmanager
+def _unread_is_fine(stream: TextIO) -> Iterator[None]:
+    """Where nobody reads a stream any more (`| head`, a terminal that is gone), what is written is dropped."""
+    try:
+        yield
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # what is buffered shall fail no later flush
+
+
+def say(text: str, stream: TextIO) -> None:
+    """Print a line, whether somebody reads it or not."""
+    with _unread_is_fine(stream):
+        print(text, file=stream, flush=True)
+
+
+def _dearest_phases(metrics: dict[str, Any]) -> list[tuple[str, float]]:
+    """The phases and their shares of the update's wall time, the dearest first."""
+    return sorted(((name, metrics.get(f"share/{name}", 0.0)) for name in PHASES), key=lambda item: -item[1])
 
 
 class _Remaining:
@@ -101,7 +117,7 @@ class QuietConsole:
     def notice(self, text: str) -> None:
         """Tell a person something once."""
         rank = f" rank {distributed.rank()}:" if distributed.rank() else ""
-        print(f"rollscan:{rank} {text}", file=sys.stderr, flush=True)
+        say(f"rollscan:{rank} {text}", sys.stderr)
 
     def show(self, metrics: dict[str, Any], progress: float) -> None:
         """Nothing."""
@@ -128,17 +144,14 @@ class PlainConsole(QuietConsole):
 
     def _print(self, metrics: dict[str, Any], progress: float, left: float | None) -> None:
         self._last, self._latest = time.monotonic(), None
-        shares = sorted(phase_shares(metrics).items(), key=lambda item: -item[1])
+        shares = _dearest_phases(metrics)
         line = (
             f"{progress:4.0%}  {count(metrics['env_steps']):>6} steps  {count(metrics['steps_per_second']):>6}/s  "
             f"return {_number(metrics['episode_return']):>6}  length {_number(metrics['episode_length']):>5}  "
             f"left {duration(left) if left is not None else '-':>7}  "
             + " ".join(f"{name} {share:.0%}" for name, share in shares[:4] if share >= _SHOWN_SHARE)
         )
-        try:
-            print(line, flush=True)
-        except BrokenPipeError:  # nobody reads any more (`| head`): the run goes on
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say(line, sys.stdout)
 
     def close(self) -> None:
         """Print the last update if its line was held back."""
@@ -159,7 +172,8 @@ class LiveConsole:
 
     def notice(self, text: str) -> None:
         """Print a line above the panel."""
-        self._live.console.print(Text.assemble(("rollscan: ", "dim"), text))
+        with _unread_is_fine(sys.stdout):
+            self._live.console.print(Text.assemble(("rollscan: ", "dim"), text))
 
     def show(self, metrics: dict[str, Any], progress: float) -> None:
         """Take over an update's metrics for the next drawing."""
@@ -167,7 +181,8 @@ class LiveConsole:
 
     def close(self) -> None:
         """Leave the last panel on the screen."""
-        self._live.stop()
+        with _unread_is_fine(sys.stdout):
+            self._live.stop()
 
     def _draw(self) -> RenderableType:
         if self._latest is None:
@@ -212,9 +227,8 @@ def _numbers(metrics: dict[str, Any]) -> Table:
 def _phases(metrics: dict[str, Any]) -> tuple[Text, Columns]:
     """A bar that is divided as the update's time was, and its legend, the dearest phase first."""
     bar, legend = Text(no_wrap=True, overflow="crop"), Columns(padding=(0, 2))
-    shares = sorted(phase_shares(metrics).items(), key=lambda item: -item[1])
     cells, total = 0, 0.0
-    for name, share in shares:
+    for name, share in _dearest_phases(metrics):
         total += share
         bar.append("█" * (round(total * _BAR_WIDTH) - cells), style=_COLORS[name])
         cells = round(total * _BAR_WIDTH)
