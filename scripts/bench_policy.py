@@ -56,7 +56,6 @@ def make_calls(case: Case, device: torch.device) -> dict[str, Callable[[], None]
         policy.torso.set_layout(LAYOUTS[case.layout])
     shape = (case.window, case.batch // case.window)
     frames = torch.randint(256, (*shape, *FRAMES.shape), dtype=torch.uint8, device=device)
-    actions = torch.zeros(shape, dtype=torch.int64, device=device)
     valid = torch.ones(shape, dtype=torch.bool, device=device)
     state = policy.initial_state(shape[1])
 
@@ -66,7 +65,8 @@ def make_calls(case: Case, device: torch.device) -> dict[str, Callable[[], None]
 
     def evaluate() -> None:
         policy.zero_grad(set_to_none=True)
-        torch.stack([term.sum() for term in policy.evaluate(frames, actions, state, valid)]).sum().backward()
+        outputs = policy.outputs(frames, state, valid)
+        (outputs.policy_outputs.sum() + outputs.values.sum()).backward()
 
     return {"act": act, "evaluate": evaluate}
 

@@ -37,7 +37,7 @@ def collected(script: Script) -> tuple[ActorCritic, Rollout]:
     rollout = make_collector(env, policy, len(script.rewards)).collect()
     rollout.actions.copy_((10 * script.observations[:-1, :, 0].abs()).long() % 3)  # the same however envs are split
     observations = rollout.observations[:-1].flatten(0, 1)
-    log_probs = policy.evaluate(observations, rollout.actions.flatten()).log_probs
+    log_probs = policy.distribution(observations).log_prob(rollout.actions.flatten())
     rollout.log_probs.copy_(log_probs.detach().view_as(rollout.log_probs))
     return policy, rollout
 

@@ -116,11 +116,12 @@ def test_multi_categorical_samples_its_components_independently() -> None:
 def test_acting_and_evaluating_agree_and_return_one_number_a_row(space: gymnasium.Space) -> None:
     actor_critic, observations = policy(space), torch.randn(7, 5)
     action = actor_critic.act(observations)
-    evaluation = actor_critic.evaluate(observations, action.actions)
+    distribution, outputs = actor_critic.distribution(observations), actor_critic.outputs(observations)
+    log_probs = distribution.log_prob(actor_critic.head.flat(action.actions))
     assert action.actions.shape == (7, *(space.shape or ()))
-    assert all(x.shape == (7,) for x in (action.log_probs, action.values, *evaluation))
-    assert torch.equal(evaluation.log_probs, action.log_probs)
-    assert torch.equal(evaluation.values, action.values)
+    assert all(x.shape == (7,) for x in (action.log_probs, action.values, distribution.entropy()))
+    assert torch.equal(log_probs, action.log_probs)
+    assert torch.equal(outputs.values, action.values)
     assert actor_critic.act(observations, deterministic=True).actions.shape == action.actions.shape
 
 
@@ -180,8 +181,7 @@ def test_autocast_returns_float32_close_to_the_full_precision() -> None:
     half = ActorCritic(gymnasium.spaces.Box(-1, 1, (5,)), SPACES["box"], PolicyConfig([8], "tanh"), torch.bfloat16)
     half.load_state_dict(full.state_dict())
     observations = torch.randn(7, 5)
-    got, expected = half.evaluate(observations, torch.zeros(7, 2)), full.evaluate(observations, torch.zeros(7, 2))
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(half.outputs(observations)[:3], full.outputs(observations)[:3], strict=True):
         assert a.dtype == torch.float32
         # bfloat16 has 8 bits; values here are sums of 8 terms of size 1
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)

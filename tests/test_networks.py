@@ -76,9 +76,8 @@ def test_actor_and_critic_share_one_torso_that_is_evaluated_once(torso: str) -> 
     action = policy.act(frames(3))
     assert len(calls) == 1
     assert [x.shape for x in action[:3]] == [(3,), (3,), (3,)]
-    evaluation = policy.evaluate(frames(3), action.actions)
-    torch.testing.assert_close(evaluation.log_probs, action.log_probs)
-    evaluation.values.sum().backward()
+    torch.testing.assert_close(policy.distribution(frames(3)).log_prob(action.actions), action.log_probs)
+    policy.outputs(frames(3)).values.sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in policy.torso.parameters())
 
 

@@ -90,11 +90,11 @@ def test_a_rollout_evaluated_as_a_sequence_gives_what_acted(kind: str, num_pools
     for _ in range(3):  # windows end in the middle of episodes
         rollout = collector.collect()
         state = rollout.core_state[0]
-        evaluation = policy.evaluate(rollout.observations[:-1], rollout.actions, state, rollout.valid)
+        distribution = policy.distribution(rollout.observations[:-1], state, rollout.valid)
         values = policy.value(rollout.observations, state, rollout.valid)
-        torch.testing.assert_close(evaluation.log_probs, rollout.log_probs)
+        torch.testing.assert_close(distribution.log_prob(rollout.actions), rollout.log_probs)
         torch.testing.assert_close(values, rollout.values)
-        torch.testing.assert_close(evaluation.values, values[:-1])
+        torch.testing.assert_close(policy.outputs(rollout.observations, state, rollout.valid).values, values)
     assert state.any()
 
 

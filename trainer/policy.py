@@ -24,14 +24,6 @@ class Action(NamedTuple):
     state: Tensor | None  #: ``[batch, state_size]`` float32, the memory that enters the next row, as in `Outputs`
 
 
-class Evaluation(NamedTuple):
-    """What the present policy says of actions taken before; ``batch`` is ``[batch]`` or ``[T, batch]``."""
-
-    log_probs: Tensor  #: ``[*batch]`` float32
-    entropies: Tensor  #: ``[*batch]`` float32, nats
-    values: Tensor  #: ``[*batch]`` float32, in the critic's units
-
-
 class Outputs(NamedTuple):
     """What the networks say of observations; ``batch`` is ``[batch]`` or ``[T, batch]``."""
 
@@ -100,7 +92,8 @@ class ActorCritic(nn.Module):
         return self.value_head.weight.new_zeros(num_envs, self.state_size)
 
     def outputs(self, observations: Tensor, state: Tensor | None = None, valid: Tensor | None = None) -> Outputs:
-        """Actor and critic over the same features, which are computed once."""
+        """Actor and critic over the same features, computed once; through a core's memory gradients reach back
+        to the first row."""
         features, state = self._features(observations, state, valid)
         return Outputs(self._actor(features), self._bounded_log_std(), self._critic(features), state)
 
@@ -128,15 +121,6 @@ class ActorCritic(nn.Module):
         distribution = self.head.distribution(outputs.policy_outputs, outputs.log_std)
         flat = distribution.mode() if deterministic else distribution.sample(self.generator)
         return Action(self.head.shaped(flat), distribution.log_prob(flat), outputs.values, outputs.state)
-
-    def evaluate(
-        self, observations: Tensor, actions: Tensor, state: Tensor | None = None, valid: Tensor | None = None
-    ) -> Evaluation:
-        """Log-probs of ``actions``, entropies and values under the present parameters, with gradients; through a
-        core's memory they reach back to the first row."""
-        outputs = self.outputs(observations, state, valid)
-        distribution = self.head.distribution(outputs.policy_outputs, outputs.log_std)
-        return Evaluation(distribution.log_prob(self.head.flat(actions)), distribution.entropy(), outputs.values)
 
     @torch.no_grad()
     def clamp_log_std_(self) -> None:
