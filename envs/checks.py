@@ -43,6 +43,16 @@ def check_flag(name: str, value: object) -> None:
         raise EnvError(f"env.options.{name}={value!r}: it must be true or false")
 
 
+def check_limit(max_episode_steps: int | None) -> None:
+    """Refuse a time limit that no count of steps, in int32, reaches.
+
+    Raises:
+        EnvError: names the limit.
+    """
+    if max_episode_steps is not None and not 1 <= max_episode_steps < 2**31:
+        raise EnvError(f"env.max_episode_steps={max_episode_steps}: it must be in 1 .. {2**31 - 1}")
+
+
 def usable_device(device: torch.device | str) -> torch.device:
     """The device with its index, as the tensors on it report it.
 

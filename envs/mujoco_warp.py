@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from envs.actions import check_layout, check_values
 from envs.base import EnvError, StepResult, VecEnv
-from envs.checks import check_columns, check_flag, copy_state, usable_device
+from envs.checks import check_columns, check_flag, check_limit, copy_state, usable_device
 from envs.counter_rng import random_ages, stream_key
 from envs.warp_rows import customize
 from envs.warp_simulation import WarpSimulation, load_model
@@ -74,9 +74,7 @@ class MujocoWarpVecEnv(VecEnv):
         check_columns(num_envs, seed, rank, world_size)
         if physics not in ("rk4", "euler"):
             raise EnvError(f"env.physics={physics}: it must be rk4 or euler")
-        limit = gymnasium.spec(id).max_episode_steps if max_episode_steps is None else max_episode_steps
-        if not limit or limit < 1:
-            raise EnvError(f"env.max_episode_steps={max_episode_steps}: it must be at least 1")
+        check_limit(max_episode_steps)
         check_flag("stagger", stagger)
 
         self.id, self.num_envs, self.pools = id, num_envs, (slice(0, num_envs),)
@@ -85,7 +83,9 @@ class MujocoWarpVecEnv(VecEnv):
             raise EnvError(f"device={device}: MuJoCo Warp runs on cuda and cpu")
         self.capturable = self.device.type == "cuda"
         self.physics = physics  #: as asked for; a run's name and logs show it
-        self._seed, self._rank, self._stagger, self._limit = seed, rank, stagger, limit
+        self._seed, self._rank, self._stagger = seed, rank, stagger
+        self._limit = max_episode_steps or cast(int, gymnasium.spec(id).max_episode_steps)  # every task of ours has one
+        self._counted = [0, 0, 0]  #: faults that `counters` has told of
 
         task = customize(TASKS[id], options)
         model = load_model(task, physics)
@@ -96,7 +96,7 @@ class MujocoWarpVecEnv(VecEnv):
                 num_envs,
                 self.device,
                 key=stream_key(seed, rank, epoch=0),
-                max_episode_steps=limit,
+                max_episode_steps=self._limit,
             )
         self.single_observation_space = Box(-np.inf, np.inf, tuple(self._simulation.observations.shape[1:]), np.float32)
         self.single_action_space = Box(*model.actuator_ctrlrange.T.astype(np.float32), dtype=np.float32)
@@ -159,9 +159,14 @@ class MujocoWarpVecEnv(VecEnv):
         ``nonfinite_worlds`` ended because a value was not finite; ``dropped_contacts`` and ``dropped_constraints``
         count transitions that lacked room for contacts (shared by all worlds) or for a world's constraints.
         """
-        nonfinite, contacts, constraints, world = self._simulation.take_faults()
+        # read only: steps may be adding to them on another stream
+        *totals, world = self._simulation.faults.tolist()
+        nonfinite, contacts, constraints = (now - before for now, before in zip(totals, self._counted, strict=True))
+        self._counted = totals
         if nonfinite:
-            message = f"{self.id}: {nonfinite} episodes ended because a value was not finite, one in world {world}"
+            message = (
+                f"{self.id}: {nonfinite} episodes ended because a value was not finite, so far from world {world} on"
+            )
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return {"nonfinite_worlds": nonfinite, "dropped_contacts": contacts, "dropped_constraints": constraints}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import envs.torch_memory  # noqa: F401  (registers its task)
 from envs.actions import check_layout, index_range
 from envs.base import EnvError, StepResult, VecEnv
-from envs.checks import check_columns, check_flag, copy_state, usable_device
+from envs.checks import check_columns, check_flag, check_limit, copy_state, usable_device
 from envs.counter_rng import random_ages, stream_key
 from envs.torch_step import Columns, Starts, StepFunction, assign, step_function
 from envs.torch_tasks import TASKS
@@ -72,8 +72,7 @@ class TorchVecEnv(VecEnv):
         _refuse(id not in TASKS, f"env.id={id}: the torch engine has {', '.join(TASKS)}")
         check_columns(num_envs, seed, rank, world_size)
         _refuse(dtype_name not in _DTYPES, f"env.options.dtype={dtype_name}: it must be {' or '.join(_DTYPES)}")
-        if max_episode_steps is not None:
-            _refuse(max_episode_steps < 1, f"env.max_episode_steps={max_episode_steps}: it must be at least 1")
+        check_limit(max_episode_steps)
         check_flag("stagger", stagger)
 
         self.id, self.num_envs, self.pools = id, num_envs, (slice(0, num_envs),)
@@ -84,6 +83,7 @@ class TorchVecEnv(VecEnv):
         self.single_observation_space = _cast(self._task.observation_space, dtype_name)
         self.single_action_space = copy.deepcopy(self._task.action_space)  # a space owns a generator: share none
         self._started, self._result = False, None
+        self._counted = 0  #: faults that `counters` has told of
         self._allocate()
         self._step = step_function(self._task, self._limit)
         if self.device.type == "cuda" if compile is None else compile:
@@ -147,13 +147,14 @@ class TorchVecEnv(VecEnv):
             EnvError: an entry is missing or unknown, or has another shape or dtype; nothing is changed then.
         """
         copy_state(self.id, state, self._named_tensors())
+        self.counters()
         return self._current_observations()
 
     def counters(self) -> dict[str, int]:
         """``faulty_steps``: transitions since the last call that ended for an unusable action or outcome."""
-        faults = int(self._columns.faults.sum())
-        self._columns.faults.zero_()
-        return {"faulty_steps": faults}
+        # read only: steps may be adding to them on another stream
+        before, self._counted = self._counted, int(self._columns.faults.sum())
+        return {"faulty_steps": self._counted - before}
 
     def close(self) -> None:
         """Refuse further steps; the memory goes with the env itself."""

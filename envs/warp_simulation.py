@@ -71,6 +71,7 @@ class WarpSimulation:
         self.done, self.valid, self.terminated, self.truncated = flags.values()
         self.elapsed = zeros(num_envs, dtype=torch.int32)
         self.episode = zeros(num_envs, dtype=torch.int64)
+        #: since the start: broken worlds, transitions short of contacts and of constraints; the lowest world that broke
         self.faults = zeros(4, dtype=torch.int64)
         self.key = key.to(device, copy=True)
         self.qpos, self.qvel = wp.to_torch(self._data.qpos), wp.to_torch(self._data.qvel)
@@ -100,7 +101,7 @@ class WarpSimulation:
         self._graph = self._capture()
         self.episode.zero_()
         self.done.fill_(True)  # until the first reset every row is filler
-        self.take_faults()
+        self.faults.copy_(torch.tensor([0, 0, 0, num_envs]))
 
     def launch_step(self) -> None:
         """One step of every world, on torch's current stream; while that stream is captured, as a part of its graph."""
@@ -129,12 +130,6 @@ class WarpSimulation:
         """The tensors that decide all further steps, in place; what else the simulation holds is computed from them."""
         names = "qpos", "qvel", "warmstart", "done", "elapsed", "episode", "measure", "observations", "key"
         return {name: getattr(self, name) for name in names}
-
-    def take_faults(self) -> list[int]:
-        """Broken worlds, transitions short of contacts and of constraints, and a broken world, since the last call."""
-        faults = self.faults.tolist()
-        self.faults.copy_(torch.tensor([0, 0, 0, self._num_envs]))
-        return faults
 
     def _capture(self) -> wp.Graph:
         """The control step as a graph, after one step outside it: that compiles the kernels."""

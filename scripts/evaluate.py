@@ -25,6 +25,7 @@ from scripts.overrides import parse_options
 from trainer.builder import resolve_device
 from trainer.checkpoint import CheckpointError
 from trainer.config import ConfigError, EnvConfig
+from trainer.console import say
 from trainer.evaluate import Episodes, evaluate, load_checkpoint
 from trainer.metrics import write_json
 from trainer.schema import one_line
@@ -53,6 +54,8 @@ def _parse(arguments: list[str]) -> Options:
     check_device_name(options.device)
     if options.episodes < 1:
         raise ConfigError(f"episodes={options.episodes} must be at least 1")
+    if not 0 <= options.seed < 2**31:
+        raise ConfigError(f"seed={options.seed} must be at least 0 and at most {2**31 - 1}")
     return options
 
 
@@ -100,13 +103,13 @@ def run(options: Options) -> None:
     """Evaluate, print and save."""
     path = Path(options.checkpoint).resolve()
     config, state = load_checkpoint(path)
-    config.env = _merged(config.env, options.env)
+    config.env = _merged(replace(config.env, id=state["env_id"]), options.env)  # what `env.id=Ant` meant in the run
     device = resolve_device(options.device)
     result: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "update": state["update"],
         "env_steps": state["counters"]["env_steps"],
-        "env_id": state["env_id"],
+        "env_id": config.env.id,
         "engine": config.env.engine,
         "seed": options.seed,
     }
@@ -130,7 +133,7 @@ def main() -> None:
     try:
         run(_parse(sys.argv[1:]))
     except (ConfigError, EnvError, CheckpointError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", sys.stderr)
         sys.exit(1)
 
 

@@ -98,6 +98,10 @@ REFUSED = {
     "ppo.learning_rate=abc": "ppo.learning_rate=abc is not a number, such as ppo.learning_rate=0.0003",
     "ppo.learning_rate=nan": "ppo.learning_rate=nan",
     "num_envs=0": "num_envs=0 must be at least 1",
+    "env.max_episode_steps=3000000000": "env.max_episode_steps=3000000000 must be at least 1 and at most 2147483647",
+    "env.timeout=1e10": "env.timeout=10000000000.0 must be greater than 0 and at most 1e+09",
+    "ppo.learning_rate=1e39": "ppo.learning_rate=1e+39 must be at least 0 and at most 1e+09",
+    "policy.hidden_sizes=[10000000000]": "policy.hidden_sizes=[10000000000] must be one or more widths from 1 to 65536",
     "num_envs=1.5": "num_envs=1.5 is not a whole number, such as num_envs=4096",
     "num_envs=1e3": "num_envs=1000.0 is not a whole number, such as num_envs=1000",
     "num_envs=true": "num_envs=true is not a whole number",
@@ -169,6 +173,12 @@ UNREAD = {
     "set impala.update_epochs",
     "credit=vtrace credit.gae_lambda=0.9": "credit.gae_lambda=0.9 is read with credit.estimator=gae only, and this is "
     "credit.estimator=vtrace; leave it out",
+    "algo=impala impala.optimizer=rmsprop impala.adam_eps=1e-3": "impala.adam_eps=0.001 is read with "
+    "impala.optimizer=adam only, and this is impala.optimizer=rmsprop; leave it out",
+    "ppo.lr_schedule=linear ppo.desired_kl=0.02": "ppo.desired_kl=0.02 is read with ppo.lr_schedule=adaptive only, "
+    "and this is ppo.lr_schedule=linear; leave it out",
+    "normalize.observations=false normalize.observation_clip=3": "normalize.observation_clip=3 is read with "
+    "normalize.observations=true only, and this is normalize.observations=false; leave it out",
     "env.physics=euler": "env.physics=euler is read with env.engine=mujoco_warp only, and this is env.engine=envpool; "
     "leave it out",
     "policy.core_size=64": "policy.core_size=64 is read with policy.core=lstm or gru only, and this is "

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 from torch.nn import functional as F
 
+from trainer.builder import set_precision
 from trainer.config import ConfigError, PolicyConfig
 from trainer.console import QuietConsole
 from trainer.loop import Trainer
@@ -160,3 +161,15 @@ def test_pong_trains_on_the_cpu_from_bytes_and_clipped_rewards() -> None:
     assert trainer._rewards(rollout)[0, :2].tolist() == [1.0, -1.0]
     assert rollout.rewards[0, :2].tolist() == [7.0, -3.0]  # what returns are summed from
     trainer.close()
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("highest", False), ("high", True)])
+def test_convolutions_multiply_as_matrices_do(monkeypatch: pytest.MonkeyPatch, precision: str, tf32: bool):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not tf32)
+    before = torch.get_float32_matmul_precision()
+    try:
+        set_precision(precision)
+        assert torch.get_float32_matmul_precision() == precision
+        assert torch.backends.cudnn.allow_tf32 is tf32
+    finally:
+        torch.set_float32_matmul_precision(before)

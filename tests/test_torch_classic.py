@@ -1,6 +1,7 @@
 """The torch engine against Gymnasium, the transition contract and wrong use."""
 
 import math
+import threading
 from typing import Any
 
 import gymnasium
@@ -178,8 +179,27 @@ def test_an_unusable_action_ends_its_env_alone_and_is_counted(id: str, actions: 
     assert torch.equal(result.observations[1:], start[1:])
     assert env.counters() == {"faulty_steps": 2}
     assert env.counters() == {"faulty_steps": 0}
+    state = env.state_dict()
+    env.load_state_dict(state)
+    assert env.counters() == {"faulty_steps": 0}, "told before"
     for _ in range(5):
         assert_same(StepResult(*(x[:1] for x in env.step(good))), StepResult(*(x[:1] for x in undisturbed.step(good))))
+
+
+def test_faults_are_counted_once_while_another_thread_steps() -> None:
+    env = make("CartPole-v1", 64, seed=1)
+    env.reset()
+
+    def steps() -> None:
+        for _ in range(100):
+            env.step(torch.full((64,), 2))  # no action: every env is faulty, and filler in the next step
+
+    thread = threading.Thread(target=steps)
+    thread.start()
+    counted = 0
+    while thread.is_alive():
+        counted += env.counters()["faulty_steps"]
+    assert counted + env.counters()["faulty_steps"] == 64 * 50
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,12 @@ def autocast_dtype(config: Config) -> torch.dtype | None:
     return torch.bfloat16 if config.autocast == "bfloat16" else None
 
 
+def set_precision(matmul_precision: str) -> None:
+    """How this process multiplies float32 on CUDA: matrices and convolutions, which torch switches apart."""
+    torch.set_float32_matmul_precision(matmul_precision)
+    torch.backends.cudnn.allow_tf32 = matmul_precision != "highest"
+
+
 def make_graphs(config: Config, device: torch.device, clock: PhaseClock, console: Console) -> Graphs:
     """How the run's steps become CUDA graphs: on a CPU there are none."""
     enabled = config.cuda_graphs and device.type == "cuda"

@@ -187,7 +187,7 @@ class Config:
     resume: str | None = None  #: a run folder to continue in place
     out: str | None = None  #: the run folder; default runs/<date>/<time>-<algo>-<env>-<seed>
     autocast: str = "none"  #: none | bfloat16: the networks' matrix products; losses and sums stay float32
-    matmul_precision: str = "high"  #: float32 matrix products on CUDA: highest (ieee) | high (tf32)
+    matmul_precision: str = "high"  #: float32 products and convolutions on CUDA: highest (ieee) | high (tf32)
     cuda_graphs: bool = True  #: on CUDA, replay policy, env and minibatch steps as graphs; a CPU has none
     compile: bool = False  #: torch.compile for the policy step and the loss
     env: EnvConfig = field(default_factory=EnvConfig)

@@ -52,10 +52,16 @@ _KINDS = {
     "list[str]": "a list of texts",
     "dict[str, Any]": "a mapping",
 }
+_ADAPTIVE = ("ppo.lr_schedule", ("adaptive",))
 #: A section or key that is read for some values of another key only: that key, and these values.
-_READ_BY: dict[str, tuple[str, tuple[str, ...]]] = {
+_READ_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "ppo": ("algo", ("ppo",)),
     "impala": ("algo", ("impala",)),
+    **dict.fromkeys(("ppo.desired_kl", "ppo.min_learning_rate", "ppo.max_learning_rate"), _ADAPTIVE),
+    **dict.fromkeys(("impala.rmsprop_decay", "impala.rmsprop_eps"), ("impala.optimizer", ("rmsprop",))),
+    "impala.adam_eps": ("impala.optimizer", ("adam",)),
+    "normalize.observation_clip": ("normalize.observations", (True,)),
+    "normalize.reward_clip": ("normalize.rewards", (True,)),
     "env.physics": ("env.engine", ("mujoco_warp",)),
     "policy.core_size": ("policy.core", ("lstm", "gru")),
     "credit.gae_lambda": ("credit.estimator", ("gae",)),
@@ -130,7 +136,7 @@ def check_override(key: str, value: Any) -> None:
 
 def why_unread(key: str, value: Any, config: Config) -> str | None:
     """That nothing in this configuration reads a key, what would, and what is read instead; None if it is read."""
-    for name in (key, key.partition(".")[0]):
+    for name in (key.partition(".")[0], key):
         if name not in _READ_BY:
             continue
         decider, readers = _READ_BY[name]
@@ -138,8 +144,8 @@ def why_unread(key: str, value: Any, config: Config) -> str | None:
         if now not in readers:
             instead = f"{now}.{key.rpartition('.')[2]}"
             cure = f"set {instead}" if instead in KEYS else "leave it out"
-            only = f"{decider}={' or '.join(readers)}"
-            return f"{key}={as_text(value)} is read with {only} only, and this is {decider}={now}; {cure}"
+            only = f"{decider}={' or '.join(map(as_text, readers))}"
+            return f"{key}={as_text(value)} is read with {only} only, and this is {decider}={as_text(now)}; {cure}"
     return None
 
 

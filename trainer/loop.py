@@ -20,6 +20,7 @@ from trainer.builder import (
     make_training_env,
     resolve_device,
     resolve_loss_backend,
+    set_precision,
 )
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config
@@ -45,7 +46,7 @@ class Trainer:
         self.device = resolve_device(config.device)
         self.backend: Backend = estimator.resolve_backend(config.credit, self.device)
         resolve_loss_backend(config, self.device)  # refused, if at all, before an env starts
-        torch.set_float32_matmul_precision(config.matmul_precision)
+        set_precision(config.matmul_precision)
         torch.manual_seed(config.seed)  # the same parameters on every rank
         with ExitStack() as started:
             self.env: VecEnv = started.enter_context(closing(env or make_training_env(config, self.device)))

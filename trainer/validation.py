@@ -43,18 +43,21 @@ _SET_ELSEWHERE = {
     "max_episode_steps": "env.max_episode_steps",
     **dict.fromkeys(("rank", "world_size"), "it through torchrun"),
 }
+#: Where a range has no end of its own: numbers that int32 and float32 hold, products of two as well.
+_LARGEST = {"int": 2**31 - 1, "float": 1e9}
+_WIDEST = 2**16  #: outputs of a layer
 # key: (lowest, highest, whether the lowest itself is allowed)
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "num_envs": (1, 2**24, True),
     "rollout_length": (1, 2**24, True),
-    "total_steps": (1, math.inf, True),
+    "total_steps": (1, 2**62, True),
     "seed": (0, 2**31 - 1, True),
     "env.pools": (0, 1024, True),
     "env.num_threads": (0, 4096, True),
     "env.timeout": (0, math.inf, False),
     "env.max_episode_steps": (1, math.inf, True),
     "env.reseed_interval": (0, math.inf, True),
-    "policy.core_size": (1, 2**16, True),
+    "policy.core_size": (1, _WIDEST, True),
     "policy.init_log_std": (-20, 20, True),
     "policy.min_log_std": (-20, 20, True),
     "policy.max_log_std": (-20, 20, True),
@@ -115,9 +118,10 @@ def _check_range(config: Config, key: str, low: float, high: float, low_allowed:
     value = get(config, key)
     if value is None:  # optional keys
         return
-    if not math.isfinite(value) or value > high or value < low or (value == low and not low_allowed):
+    largest = _LARGEST[KEYS[key].type.partition(" | ")[0]] if math.isinf(high) else high
+    if not math.isfinite(value) or value > largest or value < low or (value == low and not low_allowed):
         relation = "at least" if low_allowed else "greater than"
-        limit = "" if math.isinf(high) else f" and at most {high}"
+        limit = f" and at most {largest:.0e}" if isinstance(largest, float) else f" and at most {largest}"
         raise ConfigError(f"{key}={value} must be {'' if math.isfinite(value) else 'finite, '}{relation} {low}{limit}")
 
 
@@ -240,8 +244,9 @@ def _check_lag(config: Config) -> None:
 def _check_policy(config: Config) -> None:
     policy = config.policy
     learns_before_heads = policy.torso != "mlp" or policy.core != "none"
-    if any(width < 1 for width in policy.hidden_sizes) or not (policy.hidden_sizes or learns_before_heads):
-        raise ConfigError(f"policy.hidden_sizes={policy.hidden_sizes} must be one or more positive widths")
+    fit = all(1 <= width <= _WIDEST for width in policy.hidden_sizes)
+    if not fit or not (policy.hidden_sizes or learns_before_heads):
+        raise ConfigError(f"policy.hidden_sizes={policy.hidden_sizes} must be one or more widths from 1 to {_WIDEST}")
     if not policy.min_log_std <= policy.init_log_std <= policy.max_log_std:
         raise ConfigError(
             f"policy.init_log_std={policy.init_log_std} must lie between policy.min_log_std={policy.min_log_std} and "
