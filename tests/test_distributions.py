@@ -125,6 +125,18 @@ def test_acting_and_evaluating_agree_and_return_one_number_a_row(space: gymnasiu
     assert actor_critic.act(observations, deterministic=True).actions.shape == action.actions.shape
 
 
+def test_a_compiled_policy_step_draws_from_its_generator_as_an_eager_one() -> None:
+    """Tracing leaves the draw outside its graphs; IMPALA's actors have a generator each."""
+    actor_critic, observations = policy(SPACES["box"]), torch.randn(7, 5)
+    actor_critic.generator = torch.Generator()
+    drawn = []
+    for act in (actor_critic.act, torch.compile(actor_critic.act, backend="eager")):
+        actor_critic.generator.manual_seed(3)
+        drawn.append(act(observations))
+    for eager, compiled in zip(drawn[0][:3], drawn[1][:3], strict=True):
+        assert torch.equal(eager, compiled)
+
+
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
 def test_a_policy_with_a_generator_draws_from_it_alone(space: gymnasium.Space) -> None:
     actor_critic, observations = policy(space), torch.randn(7, 5)
