@@ -189,7 +189,7 @@ class Config:
     autocast: str = "none"  #: none | bfloat16: the networks' matrix products; losses and sums stay float32
     matmul_precision: str = "high"  #: float32 products and convolutions on CUDA: highest (ieee) | high (tf32)
     cuda_graphs: bool = True  #: on CUDA, replay policy, env and minibatch steps as graphs; a CPU has none
-    compile: bool = False  #: torch.compile for the policy step and the loss
+    compile: bool = False  #: torch.compile for the policy step and, under PPO, the loss
     env: EnvConfig = field(default_factory=EnvConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     credit: CreditConfig = field(default_factory=CreditConfig)
