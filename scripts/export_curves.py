@@ -1,8 +1,8 @@
-"""Keep learning curves: ``python scripts/export_curves.py ant_envpool runs/.../ [more runs of the same setting]``.
+"""Keep learning curves: ``python scripts/export_curves.py ant_envpool runs/.../ [more runs] --commit 78f5488``.
 
-Writes ``docs/results/curves/<name>.csv`` with one row per update and run (seed, env steps, seconds, mean return of
-the last episodes, steps per second, every phase's share of the wall time) and, where matplotlib is installed, a
-picture beside it.
+Writes ``docs/results/curves/<name>.csv`` with a row per update and run of one setting (commit, seed, env steps,
+seconds, mean return of the last episodes, steps per second, every phase's share of the wall time) and, where matplotlib
+is installed, a picture beside it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from trainer.schema import from_yaml
 from trainer.timing import PHASES
 
 CURVES = Path(__file__).resolve().parents[1] / "docs" / "results" / "curves"
-COLUMNS = ("seed", "update", "env_steps", "seconds", "episode_return", "episode_length", "steps_per_second")
+COLUMNS = ("update", "env_steps", "seconds", "episode_return", "episode_length", "steps_per_second")
 
 
-def curve(run: Path, most: int) -> list[dict[str, Any]]:
+def curve(run: Path, most: int, commit: str) -> list[dict[str, Any]]:
     """At most ``most`` evenly spaced updates of a run, the last one included."""
     folder = RunFolder(run)
     seed = from_yaml(folder.config.read_text()).seed
@@ -33,9 +33,9 @@ def curve(run: Path, most: int) -> list[dict[str, Any]]:
     rows = []
     for row in metrics[::-1][::stride][::-1]:
         shares = {f"{name}_share": round(row[f"time/{name}_ms"] / row["time/total_ms"], 4) for name in PHASES}
-        values = {name: row[name] for name in COLUMNS if name != "seed"}
+        values = {name: row[name] for name in COLUMNS}
         rounded = {name: round(value, 2) if isinstance(value, float) else value for name, value in values.items()}
-        rows.append({"seed": seed, **rounded, **shares})
+        rows.append({"commit": commit, "seed": seed, **rounded, **shares})
     return rows
 
 
@@ -81,10 +81,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="of the curve's files")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders of one setting")
+    parser.add_argument("--commit", required=True, help="what the runs were made with, or several for resumed ones")
     parser.add_argument("--title", help="over the picture; default the name")
     parser.add_argument("--most", type=int, default=160, help="rows kept per run")
     arguments = parser.parse_args()
-    curves = [curve(run, arguments.most) for run in arguments.runs]
+    curves = [curve(run, arguments.most, arguments.commit) for run in arguments.runs]
     write_csv(CURVES / f"{arguments.name}.csv", curves)
     draw(CURVES / f"{arguments.name}.svg", curves, arguments.title or arguments.name)
     for rows in curves:
