@@ -152,4 +152,4 @@ def prepare(
     steps, envs = rows.shape
     actions = max((x.shape[2] for x in tensors if x is not None and x.dim() == 3), default=0)
     tile = choose(operation.name, steps, envs, is_env_major(rows), rows.dtype.itemsize, actions)
-    return ScanPlan(operation, inputs, outputs, moments, tile)
+    return ScanPlan(operation, inputs, outputs, moments, tile, out)

@@ -37,7 +37,7 @@ def add_run(stats, run, valid, tile, L: tl.constexpr):
 
 
 @triton.jit
-def store_moments(moments, stats, BLOCK: tl.constexpr):
+def store_moments(moments, stride, stats, BLOCK: tl.constexpr):
     """Write this program's part; the program that comes last merges them all and resets the counter."""
     result, parts, counter = moments
     programs = tl.num_programs(0)
@@ -61,6 +61,6 @@ def store_moments(moments, stats, BLOCK: tl.constexpr):
         overall = tl.sum(count * mean, 0) / tl.maximum(total, 1)
         deviation = mean - overall
         tl.store(result, total)
-        tl.store(result + 1, overall)
-        tl.store(result + 2, tl.sum(squares + count * deviation * deviation, 0))
+        tl.store(result + stride, overall)
+        tl.store(result + 2 * stride, tl.sum(squares + count * deviation * deviation, 0))
         tl.store(counter, 0)

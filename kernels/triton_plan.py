@@ -104,7 +104,15 @@ def is_env_major(rows: Tensor) -> bool:
 class ScanPlan:
     """The launch of one operation for tensors of one set of shapes, strides, dtypes, alignments and one device."""
 
-    def __init__(self, operation: Operation, inputs: Inputs, outputs: list[Output], moments: bool, tile: Tile) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        inputs: Inputs,
+        outputs: list[Output],
+        moments: bool,
+        tile: Tile,
+        out: Sequence[Tensor] | None = None,
+    ) -> None:
         given = [x for x in inputs if x is not None]
         rows = given[0]
         self.given = len(given)
@@ -125,7 +133,8 @@ class ScanPlan:
 
         build, finish, reverse = CONSTRUCTIONS[operation.name]
         accumulate = tl.float64 if self.dtype == torch.float64 else tl.float32
-        wide = any(_extent(x) >= 2**31 for x in given)
+        # Results that are allocated lie densely.
+        wide = max(rows.numel(), *map(_extent, (*given, *(out or ())))) >= 2**31
         actions = max((x.shape[2] for x in given if x.dim() == 3), default=0)
         align = math.gcd(16, *(size for x in given if x.dim() == 3 for size in (*x.stride()[:2], x.shape[2])))
         self.constants = (

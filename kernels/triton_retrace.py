@@ -69,10 +69,10 @@ def row_of_actions(
         mask = (t < T) & (env < N)
         if COUNT % A != 0:
             mask = mask & (start + column % A < COUNT)
-        policy_place = policy + policy_row + (start + column % A) * strides[2][2]
-        q_place = q + q_row + (start + column % A) * strides[1][2]
-        log_probs = tl.reshape(tl.load(policy_place, mask, float("-inf")).to(ACC), [S, BN, A])
-        values = tl.reshape(tl.load(q_place, mask, 0).to(ACC), [S, BN, A])
+        place = (start + column % A).to(t.dtype)  # as wide as the offsets along time and envs
+        log_probs = tl.load(policy + policy_row + place * strides[2][2], mask, float("-inf"))
+        log_probs = tl.reshape(log_probs.to(ACC), [S, BN, A])
+        values = tl.reshape(tl.load(q + q_row + place * strides[1][2], mask, 0).to(ACC), [S, BN, A])
         probability = tl.exp(log_probs)
         taken = start + tl.arange(0, A)[None, None, :] == action[:, :, None]
         expected += tl.sum(tl.where(probability == 0, 0, probability * values), 2)

@@ -278,4 +278,4 @@ def scan_kernel(
                     ADVANTAGES, ".cs",
                 )  # fmt: skip
     if moments is not None:
-        store_moments(moments, stats, 1024)
+        store_moments(moments, output_strides[-1][0], stats, 1024)

@@ -35,8 +35,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import kernels
-
 COEFFICIENTS = {
     "gae": {"gae_lambda"},
     "vtrace": {"vtrace_lambda", "rho_bar", "c_bar", "pg_rho_bar"},
@@ -86,16 +84,6 @@ def test_steps_are_counted_exactly_over_a_very_long_window(length: int) -> None:
 def test_counting_starts_anew_after_an_end(ends: tuple[int, ...], backend: dict[str, str]) -> None:
     inputs, counted = counting_window(1025, 3, ends)
     assert torch.equal(run("gae", inputs, **backend)[0], counted)
-
-
-@every_cpu_backend
-def test_rows_more_than_two_to_the_31_elements_apart_are_read_right(backend: dict[str, str]) -> None:
-    rewards = torch.empty(2**31 + 1024, dtype=torch.bfloat16).as_strided((2, 1024), (2**31, 1))
-    rewards[0], rewards[1] = 1, 2
-    zeros, last = torch.zeros(2, 1024, dtype=torch.bfloat16), torch.zeros(1024, dtype=torch.bfloat16)
-    never = torch.zeros(2, 1024, dtype=torch.bool)
-    advantages = kernels.gae(rewards, zeros, last, never, gamma=0.5, gae_lambda=1.0, **backend).advantages
-    assert torch.equal(advantages, torch.full((2, 1024), 2.0, dtype=torch.bfloat16))
 
 
 # --- input forms ----------------------------------------------------------------------------------------------------
