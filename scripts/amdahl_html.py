@@ -10,14 +10,16 @@ from html import escape
 
 from scripts.amdahl_stats import Row
 from scripts.amdahl_tables import (
+    CHECKS,
     FACTS,
     NEAR,
     cells_of,
+    check_rows,
     closing_lines,
     figure_rows,
-    figures_markdown,
     missed,
     ratio_text,
+    table_markdown,
     title,
 )
 from scripts.html_page import Colors, document, header, note, phase_key, section, table
@@ -32,6 +34,14 @@ BASELINES = (("#c2410c", "#ff9a5c"), ("#8a6400", "#e0bd4a"), ("#0b63b0", "#62b0f
 SMALL = 1.1
 #: The dot chart's axis ends here; larger ratios are written.
 HIGHEST = 1.3
+#: Of an update, what a phase must differ by to be named.
+VISIBLE = 0.005
+#: What the table of checks means.
+CLOCK_NOTE = (
+    "Phases by wall time: their sum by the host's clock, in the run of the cell in which it is least. Clock on by off: "
+    "the candidate by the same run whose clock is switched off, where every update is timed. A run of its own times "
+    "one of several; those between cost what they do without clock."
+)
 
 CSS = """
 .diagonal { stroke: var(--soft); stroke-dasharray: 5 4; } .whisker { stroke: var(--color); stroke-width: 1.5; }
@@ -60,11 +70,12 @@ def page(rows: Sequence[Row], origin: dict[str, str]) -> str:
     body = [
         header(name, about),
         section("summary", "In short", "".join(note(line) for line in closing_lines(rows))),
-        section("prediction", "Predicted against measured", _prediction(pairs)),
+        section("prediction", "Predicted against measured", _prediction(rows)),
         section("worth", "What it is worth", _worth(pairs)),
         section("map", "Where it matters", _map(rows)),
         section("phases", "Where the time of an update goes", _phases(rows)),
         section("figures", "Figures", _figures(rows)),
+        section("clock", "What the clock says of itself", _clock(rows)),
         section("origin", "Where the figures come from", table(["value"], [(k, [v]) for k, v in origin.items()])),
     ]
     return document(name, body, MARKS | _baseline_colors(pairs), CSS)
@@ -91,7 +102,9 @@ def markdown(rows: Sequence[Row], origin: dict[str, str]) -> str:
         about,
         "![times faster](amdahl.svg)",
         lines,
-        figures_markdown(rows),
+        table_markdown([name for name, _ in FACTS], figure_rows(rows)),
+        CLOCK_NOTE,
+        table_markdown([name for name, _ in CHECKS], check_rows(rows)),
     )
     return "\n\n".join(parts) + "\n"
 
@@ -110,7 +123,8 @@ def _baseline_colors(pairs: Sequence[Row]) -> Colors:
     return {f"base-{number}": BASELINES[number % len(BASELINES)] for number in range(len(_baselines(pairs)))}
 
 
-def _prediction(pairs: Sequence[Row]) -> str:
+def _prediction(rows: Sequence[Row]) -> str:
+    pairs = [row for row in rows if row.is_pair]
     about = note(
         "Each point is a pair of runs that took turns; across: 1 / ((1 - p) + p / s), from the share p in the slower "
         "setting and the speed-up s of the part alone; up: time per update, baseline by candidate, with its 95 % "
@@ -121,17 +135,26 @@ def _prediction(pairs: Sequence[Row]) -> str:
     small = [row for row in pairs if max(row.predicted, row.measured) <= SMALL]
     scales = [(pairs, ""), (small, f", up to {SMALL}x")] if 0 < len(small) < len(pairs) else [(pairs, "")]
     charts = "".join(_chart(some, what) for some, what in scales)
+    candidates = {row.labels: row for row in rows if row.variant == row.candidate}
     off = "".join(
-        note(f"Off by more than {NEAR:.0%}: {title(row)}, {row.variant}: {row.error:+.1%}. {_explained(row)}")
+        note(
+            f"Off by more than {NEAR:.0%}: {title(row)}, {row.variant}: {row.error:+.1%}. "
+            f"{_explained(row, candidates[row.labels])}"
+        )
         for row in missed(pairs)
     )
     return f'{about}<div class="pair">{charts}</div>{off}'
 
 
-def _explained(row: Row) -> str:
+def _explained(row: Row, candidate: Row) -> str:
     if row.low <= row.predicted <= row.high:
         return "The prediction is inside the interval: the rounds are too noisy to tell."
-    return f"Phases outside the part stand at {ratio_text(row.rest)}: that much has nothing to do with it."
+    longer = {phase: row.phases_ms[phase] - candidate.phases_ms[phase] for phase in PHASES}
+    longer = {phase: ms for phase, ms in longer.items() if abs(ms) > VISIBLE * row.total_ms}
+    return (
+        f"Phases outside the part stand at {ratio_text(row.rest)}. By how many ms each is longer than in "
+        f"{row.candidate}: {', '.join(f'{phase} {ms:+.2f}' for phase, ms in longer.items())}."
+    )
 
 
 def _chart(pairs: Sequence[Row], what: str) -> str:
@@ -225,3 +248,7 @@ def _figures(rows: Sequence[Row]) -> str:
         "time outside of them, baseline by candidate; where it is not 1, something else differed. ms: of the baseline."
     )
     return f"{about}{table([name for name, _ in FACTS], figure_rows(rows))}"
+
+
+def _clock(rows: Sequence[Row]) -> str:
+    return f"{note(CLOCK_NOTE)}{table([name for name, _ in CHECKS], check_rows(rows))}"

@@ -38,6 +38,7 @@ class Sample(NamedTuple):
     wall_ms: float  #: by the host's clock, from an idle device to an idle device
     phases_ms: dict[str, float]  #: by the run's clock, and their ``total``
     clock_ms: float  #: what timing them took: their number times the cost of an empty one
+    interval: int = 1  #: of so many such updates a run of its own times one; here every one is timed
 
 
 @dataclass
@@ -73,11 +74,12 @@ class Run:
         clock.start()
         start = time.perf_counter()
         metrics = trainer.train_one_update()
+        interval = clock.interval
         clock.lap()
         logging = clock.read()  # reading the update's figures, which a run counts in the next update
         wall_ms = (time.perf_counter() - start) * 1e3
         phases = {name: metrics[f"time/{name}_ms"] + logging[name] for name in (*PHASES, "total")}
-        return Sample(wall_ms, phases, metrics["time/clock_ms"] + clock.cost_ms)
+        return Sample(wall_ms, phases, metrics["time/clock_ms"] + clock.cost_ms, interval)
 
     def take_turn(self, updates: int, skipped: int, seed: int) -> list[Sample]:
         """Make some updates; what they took, without the first ``skipped``. Equal seeds draw equal numbers."""
@@ -88,7 +90,9 @@ class Run:
     def warm_up(self, updates: int) -> None:
         """Make some updates, and another one that tells where credit stands in it."""
         self.take_turn(updates, skipped=0, seed=0)
-        probe = self.trainer.probe = CreditProbe(self.credit, self.credit, self.variant.name)
+        probe = self.trainer.probe = CreditProbe(
+            self.credit, self.credit, self.variant.name, self.trainer.graphs.enabled
+        )
         self.take_turn(1, skipped=0, seed=0)
         self.trainer.probe = None
         if probe.times is not None:
@@ -111,7 +115,8 @@ class PartTimes(NamedTuple):
 
 def _time_credit(baseline: Run, candidate: Run) -> PartTimes:
     """Both runs' credit calls on the baseline's live tensors."""
-    times = compare_credit(baseline.credit, candidate.credit, *baseline.newest, baseline.unfinished_ms)
+    graphed = baseline.trainer.graphs.enabled
+    times = compare_credit(baseline.credit, candidate.credit, *baseline.newest, baseline.unfinished_ms, graphed)
     return PartTimes(times.used_ms, times.other_ms)
 
 
@@ -249,6 +254,7 @@ def _runs(variants: Sequence[Variant], shelf: EnvShelf) -> Iterator[dict[str, Ru
 
 def _build(variant: Variant, env: VecEnv) -> Run:
     trainer = Trainer(variant.config, QuietConsole(), env)
+    trainer.clock.may_rest = False
     if not variant.has_clock:
         vars(trainer.clock).update(phase=nullcontext, turns=range)  # in place of the methods: no stamp is taken
     return Run(variant, trainer, None if env.state_dict() is None else trainer.source.state_dict())

@@ -52,6 +52,7 @@ class Row(Labels):
     predicted: float = math.nan  #: ``1 / ((1 - p) + p / s)``
     rest: float = math.nan  #: time outside these parts by that of the candidate; 1 if nothing else differs
     clock_share: float = math.nan  #: number of phases times the cost of an empty one, by ``total_ms``
+    interval: int = 1  #: of so many such updates a run of its own times one; here every one was timed
     clock: float = math.nan  #: time per update by that of the same run without phase clock, median over rounds
     clock_low: float = math.nan
     clock_high: float = math.nan
@@ -78,6 +79,12 @@ class Row(Labels):
     def error(self) -> float:
         """How far the prediction is above the measured ratio, as a part of it."""
         return self.predicted / self.measured - 1.0
+
+    @property
+    def clock_in_a_run(self) -> float:
+        """By how much timing slows a run of its own down, as a part: the updates between cost what those without clock
+        do."""
+        return (self.clock - 1.0) / self.interval
 
     @property
     def is_noise(self) -> bool:
@@ -144,6 +151,7 @@ def _common(cell: Cell, name: str, rounds: Rounds) -> dict[str, Any]:
         "closure": float(np.median(total / walls)),
         "named": float(np.median((total - _phases(rounds, "other")) / walls)),
         "clock_share": float(np.median(_mean_of(rounds, lambda sample: sample.clock_ms) / walls)),
+        "interval": round(np.median(_mean_of(rounds, lambda sample: sample.interval))),
         **{f"{phase}_ms": float(np.median(_phases(rounds, phase))) for phase in PHASES},
     }
 

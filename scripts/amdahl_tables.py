@@ -71,11 +71,35 @@ def figures_text(rows: Sequence[Row]) -> str:
     return "\n".join("  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]) for cells in lines)
 
 
-def figures_markdown(rows: Sequence[Row]) -> str:
-    """The table of figures for a page in Markdown."""
-    names = ["cell", *(name for name, _ in FACTS)]
-    lines = [names, ["---", *("--:" for _ in FACTS)], *([name, *cells] for name, cells in figure_rows(rows))]
+def table_markdown(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """A table of cells and their figures for a page in Markdown."""
+    lines = [["cell", *columns], ["---", *("--:" for _ in columns)], *([name, *cells] for name, cells in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+#: What a cell says of the clock itself; the clock's cost is that of the candidate, which also ran without.
+CHECKS: list[tuple[str, Callable[[Sequence[Row], Row], str]]] = [
+    ("phases by wall time", lambda runs, _: f"{min(row.closure for row in runs):.2%}"),
+    ("without other", lambda runs, _: f"{min(row.named for row in runs):.2%}"),
+    ("clock on by off", lambda _, own: _signed(own.clock - 1.0)),
+    ("95 % interval", lambda _, own: f"{_signed(own.clock_low - 1.0)} to {_signed(own.clock_high - 1.0)}"),
+    ("updates per timed one", lambda _, own: str(own.interval)),
+    ("cost in a run", lambda _, own: _signed(own.clock_in_a_run)),
+]
+
+
+def _signed(part: float) -> str:
+    return "-" if math.isnan(part) else f"{part:+.2%}"
+
+
+def check_rows(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
+    """Every cell with its checks of the clock."""
+    return [
+        (name, [check(runs, own) for _, check in CHECKS])
+        for name, runs in cells_of(rows).items()
+        for own in runs
+        if own.variant == own.candidate
+    ]
 
 
 def is_precise(row: Row) -> bool:
@@ -139,9 +163,12 @@ def _clock_line(runs: Sequence[Row]) -> str:
 
 def _control_line(controlled: Sequence[Row]) -> str:
     slowed = max(controlled, key=lambda row: row.clock)
-    above = sum(row.clock_low > 1.0 + CLOCK for row in controlled)
+    dearest = max(controlled, key=lambda row: row.clock_in_a_run)
+    typical = statistics.median(row.clock_in_a_run for row in controlled)
+    cheap = sum(row.clock_in_a_run <= CLOCK for row in controlled)
     return (
         f"clock on by clock off: {statistics.median(row.clock for row in controlled) - 1:+.2%} (median of "
-        f"{len(controlled)} cells), at most {slowed.clock - 1:+.2%} ({slowed.clock_low - 1:+.2%} to "
-        f"{slowed.clock_high - 1:+.2%}; {title(slowed)}); surely above {CLOCK:.0%} in {above}"
+        f"{len(controlled)} cells), at most {slowed.clock - 1:+.2%} ({title(slowed)}), where every update is timed; a "
+        f"run times one of some, which costs {typical:+.2%}, at most {dearest.clock_in_a_run:+.2%} ({title(dearest)}), "
+        f"in {cheap} of {len(controlled)} no more than {CLOCK:.0%}"
     )

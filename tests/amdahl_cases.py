@@ -72,4 +72,5 @@ def some_rows() -> list[Row]:
     slow, fast = rows_of(made_up())
     noise = replace(slow, env="Ant", measured=1.01, low=0.98, high=1.04, predicted=1.005)
     missing = replace(not_measured(made_up().cell, "400 of 400 s were spent"), env="<b>&")
-    return [slow, replace(fast, clock=1.004, clock_low=0.99, clock_high=1.01), noise, replace(fast, env="Ant"), missing]
+    controlled = replace(fast, clock=1.004, clock_low=0.99, clock_high=1.01, interval=4)
+    return [slow, controlled, noise, replace(fast, env="Ant"), missing]

@@ -21,7 +21,7 @@ from scripts.amdahl_tables import title
 from trainer.config import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
-PANELS = ("summary", "prediction", "worth", "map", "phases", "figures", "origin")
+PANELS = ("summary", "prediction", "worth", "map", "phases", "figures", "clock", "origin")
 
 
 @pytest.mark.parametrize("preset", ["smoke", "h200"])

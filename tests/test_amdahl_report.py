@@ -19,7 +19,7 @@ from scripts.amdahl_tables import closing_lines, missed, title, verdict
 from trainer.schema import compose_config
 from trainer.timing import PHASES
 
-PANELS = ("summary", "prediction", "worth", "map", "phases", "figures", "origin")
+PANELS = ("summary", "prediction", "worth", "map", "phases", "figures", "clock", "origin")
 ORIGIN = {"gpu": "a GPU", "commit": "abc", "date": "2026-11-29", "command": "python scripts/amdahl.py"}
 
 
@@ -85,6 +85,7 @@ def test_verdicts_and_closing_lines_say_what_is_noise_what_was_missed_and_what_i
     assert "stand at 1.000x (median of 2 pairs), 1.000x to 1.000x" in text
     assert "an empty one is 0.20% of the update (median of 4 runs), at most 0.20%" in text
     assert "clock on by clock off: +0.40%" in text
+    assert "costs +0.10%, at most +0.10%" in text and "in 1 of 1 no more than 1%" in text
     assert "not measured: <b>& envpool 8x8" in text and "400 of 400 s were spent" in text
     wrong = [replace(row, low=0.96, predicted=row.measured * 1.05) for row in rows if row.is_pair]
     assert missed(wrong) == wrong
@@ -103,6 +104,7 @@ def test_the_page_has_every_panel_needs_nothing_else_and_shows_names_as_text():
     assert html.count('class="diagonal"') == 2, "all pairs, and the small ones on a scale of their own"
     assert "1.010x within noise" in parsed.texts["map"]
     assert {"a GPU", "abc"} <= set(parsed.texts["origin"])
+    assert {"+0.40%", "-1.00% to +1.00%", "4", "+0.10%", "-"} <= set(parsed.texts["clock"]), "a cell without control: -"
 
 
 def test_the_picture_stands_alone_and_the_markdown_has_every_pair():
@@ -113,6 +115,16 @@ def test_the_picture_stands_alone_and_the_markdown_has_every_pair():
     text = markdown(rows, ORIGIN)
     assert all(f"| {title(row)}: slow | fast | 9 |" in text for row in rows if row.is_pair)
     assert "not measured: <b>&" in text and "a GPU" in text
+
+
+def test_a_prediction_that_is_off_is_explained_by_its_phases_or_by_the_noise():
+    slow, fast = rows_of(made_up(log=1.5))
+    off = replace(slow, predicted=1.1 * slow.measured, rest=1.25, log_ms=9.0, other_ms=1.0001)
+    text = " ".join(Page(page([off, fast], ORIGIN)).texts["prediction"])
+    assert "slow: +10.0%. Phases outside the part stand at 1.250x." in text
+    assert "longer than in fast: credit +6.00, log +7.50." in text
+    noisy = replace(off, high=2 * off.measured)
+    assert "too noisy to tell" in " ".join(Page(page([noisy, fast], ORIGIN)).texts["prediction"])
 
 
 def test_a_page_without_a_single_pair_still_says_why():

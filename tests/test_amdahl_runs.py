@@ -11,9 +11,12 @@ import torch
 from amdahl_cases import TINY, preset_file, tiny_cell
 from small_runs import small_config
 
+from kernels.operations import Backend
 from scripts.amdahl_cells import expand, parse_preset
 from scripts.amdahl_measure import EnvShelf, measure
 from scripts.amdahl_stats import rows_of
+from trainer import episodes
+from trainer.console import QuietConsole
 from trainer.loop import Trainer
 
 
@@ -68,6 +71,23 @@ def test_runs_on_a_gpu_take_turns_under_graphs_with_every_part_timed(tmp_path: P
     assert slow.rounds == fast.rounds >= 5
     assert 0.9 < fast.closure <= 1.01
     assert slow.speedup > 1.0 and slow.measured > 1.0, "graphs are faster than launches one by one"
+
+
+@pytest.mark.gpu
+def test_runs_of_different_credit_backends_count_episodes_by_the_same_one(monkeypatch: pytest.MonkeyPatch):
+    called: list[str] = []
+    original = episodes.episodic_prefix_sum
+
+    def spied(*tensors: torch.Tensor, backend: Backend, **rest: Any) -> Any:
+        called.append(backend)
+        return original(*tensors, backend=backend, **rest)
+
+    monkeypatch.setattr(episodes, "episodic_prefix_sum", spied)
+    for backend in ("torch", "triton"):
+        trainer = Trainer(small_config("device=cuda", f"credit.backend={backend}"), QuietConsole())
+        assert trainer.train_one_update()["credit_backend"] == backend
+        trainer.close()
+    assert set(called) == {"triton"}
 
 
 @pytest.mark.parametrize(("engine", "shared"), [("torch", True), ("envpool", False)])

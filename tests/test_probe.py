@@ -167,3 +167,5 @@ def test_behind_work_of_the_device_a_call_costs_no_launches():
     loop = estimator_of(CreditConfig(torch_mode="loop"), "torch")
     idle, behind = (compare_credit(loop, loop, rollout, rewards, ms).used_ms for ms in (0.0, 20.0))
     assert behind < 0.8 * idle, "the loop's hundreds of launches take the host longer than the device"
+    replayed = compare_credit(loop, loop, rollout, rewards, 0.0, graphed=True)
+    assert replayed.used_ms < 0.8 * idle and replayed.difference == 0.0

@@ -116,6 +116,65 @@ def test_turns_that_an_error_ends_leave_the_clock_going(hands: Hands) -> None:
     assert nonzero(clock.read()) == {"log": 2, "total": 2}
 
 
+def test_short_laps_rest_until_one_may_be_timed_again_and_are_filled_like_the_last_timed_one(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PhaseClock, "_measure_phase", lambda _: 1.0)
+    clock = PhaseClock(CPU, timed_turns=1, budget=0.05)  # 2 phases of 10 ms: 2 ms are 5 % of 4 laps
+    rows, costs = [], []
+
+    def lap(env_step: int, credit: int) -> None:
+        for turn in clock.turns(2):
+            with clock.phase("env_step"):
+                hands.spend(env_step if turn else 0)
+        with clock.phase("credit"):
+            hands.spend(credit)
+        clock.lap()
+        rows.append(nonzero(clock.read()))
+        costs.append(clock.cost_ms)
+
+    clock.start()
+    lap(6, 4)
+    lap(8, 2)  # begun before the first one was read
+    for _ in range(3):
+        lap(1, 19)
+    lap(5, 5)
+    lap(2, 2)
+    assert rows[:2] == [{"env_step": 6, "credit": 4, "total": 10}, {"env_step": 8, "credit": 2, "total": 10}]
+    assert rows[2:5] == [pytest.approx({"env_step": 16, "credit": 4, "total": 20})] * 3
+    assert rows[5:] == [{"env_step": 5, "credit": 5, "total": 10}, {"env_step": 2, "credit": 2, "total": 4}]
+    assert costs == [2, 2, 0, 0, 0, 2, 0]
+
+
+def test_long_laps_and_those_of_a_clock_that_may_not_rest_are_all_timed(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PhaseClock, "_measure_phase", lambda _: 1.0)
+    for budget, may_rest in ((0.05, False), (0.5, True), (None, True)):
+        clock = PhaseClock(CPU, budget=budget)
+        clock.may_rest = may_rest
+        clock.start()
+        for spent in (3, 4, 5):
+            with clock.phase("env_step"):
+                hands.spend(spent)
+            clock.lap()
+            assert nonzero(clock.read()) == {"env_step": spent, "total": spent}
+
+
+def test_laps_that_are_read_together_are_filled_in_their_order(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PhaseClock, "_measure_phase", lambda _: 1.0)
+    clock = PhaseClock(CPU, budget=0.05)
+    clock.interval = 2
+    clock.start()
+    for env_step, credit in ((100, 0), (3, 1), (10, 10)):  # the first one rests, and there is nothing to fill it like
+        with clock.phase("env_step"):
+            hands.spend(env_step)
+        with clock.phase("credit"):
+            hands.spend(credit)
+        clock.lap()
+    assert nonzero(clock.read()) == {"other": 100, "env_step": 3 + 15, "credit": 1 + 5, "total": 124}
+
+
 def test_parts_of_the_update_stay_inside_it(hands: Hands) -> None:
     clock = PhaseClock(CPU)
     clock.lap()

@@ -142,7 +142,7 @@ class NormalizeConfig:
 class TimingConfig:
     """What the clock sees."""
 
-    #: normal | high: on CUDA time every step of a rollout, and cut graphs at forward, backward and optimizer
+    #: normal | high: on CUDA time every update and step, and cut graphs at forward, backward and optimizer
     detail: str = "normal"
 
 

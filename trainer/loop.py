@@ -23,7 +23,7 @@ from trainer.builder import (
     set_precision,
 )
 from trainer.checkpoint import CheckpointError
-from trainer.config import Config
+from trainer.config import Config, CreditConfig
 from trainer.console import Console
 from trainer.episodes import EpisodeTracker
 from trainer.normalize import ObservationNormalizer, RewardNormalizer, ValueNormalizer
@@ -69,20 +69,22 @@ class Trainer:
         torch.manual_seed(config.seed + 1_000_003 * distributed.rank())  # but actions and minibatches of their own
 
         normalize, n = config.normalize, config.num_envs
+        # statistics are sums over time as well, but not what `credit.backend` compares
+        fastest = estimator.resolve_backend(CreditConfig(), self.device)
         self.observation_normalizer = (
             ObservationNormalizer(space.shape or (), normalize.observation_clip, self.device)
             if normalize.observations
             else None
         )
         self.reward_normalizer = (
-            RewardNormalizer(n, config.credit.gamma, self.backend, self.device) if normalize.rewards else None
+            RewardNormalizer(n, config.credit.gamma, fastest, self.device) if normalize.rewards else None
         )
         self.value_normalizer = ValueNormalizer(self.device) if normalize.values else None
         self.clock, self._aside = make_clock(self.device, config.timing.detail == "high"), Aside(self.device)
         action_map = ActionMap(action_space, config.env.action_map)
         if action_map.notice:
             console.notice(action_map.notice)
-        self.episodes = EpisodeTracker(n, config.logging.episode_window, self.backend, self.device)
+        self.episodes = EpisodeTracker(n, config.logging.episode_window, fastest, self.device)
         self.episode_statistics = self.episodes.statistics()
         self.graphs = make_graphs(config, self.device, self.clock, console)
         self.source, self.algorithm = make_method(
@@ -93,8 +95,9 @@ class Trainer:
             ),
         )  # fmt: skip
         self.probe: CreditProbe | None = (
-            make_probe(config.credit, self.backend, self.device) if config.credit.probe else None
+            make_probe(config.credit, self.backend, self.device, self.graphs.enabled) if config.credit.probe else None
         )
+        self.clock.may_rest = self.probe is None  # it needs the share of credit, and its own time, of the same update
 
     @property
     def progress(self) -> float:

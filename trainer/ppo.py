@@ -12,7 +12,7 @@ from kernels.shuffle import shuffle_
 from kernels.step_guard import COUNTS, GuardSettings
 from trainer import distributed, losses, schedules
 from trainer.config import PPOConfig
-from trainer.estimator import Estimate, Estimator
+from trainer.estimator import Estimator
 from trainer.graphs import Graphs, Part
 from trainer.normalize import ValueNormalizer
 from trainer.optimizer import GuardedAdam
@@ -51,7 +51,7 @@ class PPO:
     Args:
         policy: trained in place.
         value_normalizer: gives the critic's units; None leaves them those of the reward.
-        estimator: assigns credit to a rollout.
+        estimator: assigns credit to a rollout; launches work, and never waits for the device.
         config: settings.
         graphs: whether steps become CUDA graphs; all minibatches between two assignments of credit are one.
         loss_backend: ``triton`` fuses the loss; ``torch`` takes any policy.
@@ -89,6 +89,7 @@ class PPO:
         self._totals = torch.zeros(COUNTS + len(_MEANS), device=device)  #: of an update, over its minibatches
         self._explained_variance = torch.zeros((), device=device)
         self._results = torch.zeros(len(_RESULTS), device=device)
+        self._assign_credit = graphs.step("the credit", Part("credit", self._estimate_credit))
         self._begin = graphs.step("the update's start", Part(None, self._prepare))
         self._value_anew = graphs.step("the rollout's value", Part("inference", self._evaluate_rollout))
         self._reload_credit = graphs.step("the batch", Part(None, self._load_credit))
@@ -97,7 +98,9 @@ class PPO:
             for numbers in _split(self.minibatches_per_update, config)
         ]
         self._end = graphs.step("the update's end", Part(None, self._sum_up))
-        self._steps = (self._begin, self._value_anew, self._reload_credit, *self._stretches, self._end)
+        self._steps = (
+            self._assign_credit, self._begin, self._value_anew, self._reload_credit, *self._stretches, self._end,
+        )  # fmt: skip
 
     def update(self, rollout: Rollout, rewards: Tensor, progress: float) -> dict[str, Tensor]:
         """Assign credit and improve the policy on one rollout, in place.
@@ -114,14 +117,15 @@ class PPO:
             was not), ``stopped_minibatches`` (above ``target_kl``, or after), and ``learning_rate``.
         """
         self._follow_schedules(progress)
-        estimate = self._assign_credit(rollout, rewards)
         with self._clock.phase("update"):
-            self._bind(rollout, estimate)
+            self._bind(rollout)
+            self._rewards.copy_(rewards)
+            self._assign_credit()
             self._begin()
             for number, descend in enumerate(self._stretches):
                 if number:
                     self._value_anew()
-                    self._keep(self._assign_credit(rollout, rewards))
+                    self._assign_credit()
                     self._reload_credit()
                 descend()
             self._end()
@@ -136,26 +140,20 @@ class PPO:
         if config.entropy_schedule == "linear":
             self.objective.entropy_coef.fill_(config.entropy_coef * share)
 
-    def _assign_credit(self, rollout: Rollout, rewards: Tensor) -> Estimate:
-        with self._clock.phase("credit"):
-            return self._estimator(rollout, rewards)
-
-    def _bind(self, rollout: Rollout, estimate: Estimate) -> None:
+    def _bind(self, rollout: Rollout) -> None:
         """Take a rollout's memory as what graphs read, unless it is that already."""
         if getattr(self, "_rollout", None) is not rollout:
             self._rollout, self._batch = rollout, Batch.of(rollout)
-            self._estimate = Estimate(*map(torch.empty_like, estimate))
+            self._rewards = torch.empty_like(rollout.rewards)
             units = self._batch.num_units
             epochs, device = self.config.update_epochs, self.learning_rate.device
             self._orders = torch.empty(epochs, units, dtype=torch.int64, device=device)
             self._counts = torch.empty(epochs, self.config.num_minibatches, device=device)  #: valid rows
             for step in self._steps:
                 step.reset()
-        self._keep(estimate)
 
-    def _keep(self, estimate: Estimate) -> None:
-        for kept, tensor in zip(self._estimate, estimate, strict=True):
-            kept.copy_(tensor)
+    def _estimate_credit(self) -> None:
+        self._estimate = self._estimator(self._rollout, self._rewards)
 
     def _minibatch(self, number: int) -> tuple[Part, ...]:
         """The step of an update's n-th minibatch."""

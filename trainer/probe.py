@@ -8,8 +8,10 @@ the place where a run does: with as much work ahead of them as the device has th
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ from torch import Tensor
 from kernels.operations import Backend
 from trainer.config import CreditConfig
 from trainer.estimator import Estimate, Estimator, estimate
+from trainer.graphs import WARM_UP_CALLS, Graphs, Part
 from trainer.rollout import Rollout
 from trainer.timing import PhaseClock
 
@@ -67,11 +70,11 @@ def other_credit(config: CreditConfig, backend: Backend, device: torch.device) -
 
 
 def compare_credit(
-    used: Estimator, other: Estimator, rollout: Rollout, rewards: Tensor, unfinished_ms: float
+    used: Estimator, other: Estimator, rollout: Rollout, rewards: Tensor, unfinished_ms: float, graphed: bool = False
 ) -> CreditTimes:
     """Time two estimators on the same tensors by the loop's clock.
 
-    Both are called twice before, so that compilation and cold caches are left out. Waits for the device.
+    Both are called some times before, so that compilation and cold caches are left out. Waits for the device.
 
     Args:
         used, other: what is compared.
@@ -79,31 +82,46 @@ def compare_credit(
         rewards: ``[T, N]``.
         unfinished_ms: for how long the device has other work before each call. Where that is longer than launching the
             call, the call costs what the device takes; otherwise it costs at least what the host takes.
+        graphed: time replays of CUDA graphs, as a run's own calls are where ``cuda_graphs`` is on.
     """
     device = rewards.device
     difference = _difference(used(rollout, rewards), other(rollout, rewards))
-    launching_ms = max(_launch(estimator, rollout, rewards) for estimator in (used, other))
+    graphs = Graphs(enabled=graphed)
+    calls = [
+        graphs.step(name, Part(None, partial(_discard, estimator, rollout, rewards)))
+        for name, estimator in (("the run's credit", used), ("the other credit", other))
+    ]
+    for _ in range(WARM_UP_CALLS):
+        for call in calls:
+            call()
+    launching_ms = max(map(_launch, calls, itertools.repeat(device)))
     busy_ms = min(unfinished_ms, 2 * launching_ms)  # more would change nothing but how long this takes
     clock = PhaseClock(device)
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_REPEATS):
-        for found, estimator in zip(times, (used, other), strict=True):
+        for found, call in zip(times, calls, strict=True):
             synchronize(device)
             clock.start()
             _keep_busy(device, busy_ms)
             with clock.phase("credit"):
-                estimator(rollout, rewards)
+                call()
             clock.lap()
             found.append(clock.read()["credit"])
+    graphs.close()
     used_ms, other_ms = map(statistics.median, times)
     return CreditTimes(used_ms, other_ms, difference, unfinished_ms)
 
 
-def _launch(estimator: Estimator, rollout: Rollout, rewards: Tensor) -> float:
-    """Milliseconds that a call takes the host."""
-    synchronize(rewards.device)
-    start = time.perf_counter()
+def _discard(estimator: Estimator, rollout: Rollout, rewards: Tensor) -> None:
     estimator(rollout, rewards)
+
+
+def _launch(call: Callable[[], None], device: torch.device) -> float:
+    """Milliseconds that a call takes the host, the second of two: the first may capture."""
+    call()
+    synchronize(device)
+    start = time.perf_counter()
+    call()
     return (time.perf_counter() - start) * 1e3
 
 
@@ -163,19 +181,20 @@ class CreditProbe:
         used: the run's own.
         other: what it could switch to.
         name: of the other one.
+        graphed: whether the run's own calls are replays of CUDA graphs.
         interval: updates from one comparison to the next.
     """
 
-    def __init__(self, used: Estimator, other: Estimator, name: str, interval: int = 1):
-        self._used, self._other, self._name, self._interval = used, other, name, interval
+    def __init__(self, used: Estimator, other: Estimator, name: str, graphed: bool = False, interval: int = 1):
+        self._used, self._other, self._name, self._graphed, self._interval = used, other, name, graphed, interval
         self.times: CreditTimes | None = None  #: of the last update, if it had a turn
 
     def __call__(self, rollout: Rollout, rewards: Tensor, update: int) -> None:
         """Compare, if it is this update's turn; ``update`` counts those done before."""
-        is_due = update % self._interval == 0
-        self.times = (
-            compare_credit(self._used, self._other, rollout, rewards, _wait(rewards.device)) if is_due else None
-        )
+        self.times = None
+        if update % self._interval == 0:
+            unfinished_ms = _wait(rewards.device)
+            self.times = compare_credit(self._used, self._other, rollout, rewards, unfinished_ms, self._graphed)
 
     def metrics(self, share: float) -> dict[str, Any]:
         """What to log of this update, nothing if it had no turn.
@@ -198,8 +217,9 @@ class CreditProbe:
         }
 
 
-def make_probe(config: CreditConfig, backend: Backend, device: torch.device) -> CreditProbe:
+def make_probe(config: CreditConfig, backend: Backend, device: torch.device, graphed: bool) -> CreditProbe:
     """The probe of a run with these settings."""
     other, other_backend = other_credit(config, backend, device)
     name = other_backend if other_backend == "triton" else f"torch {other.torch_mode}"
-    return CreditProbe(estimator_of(config, backend), estimator_of(other, other_backend), name, config.probe_interval)
+    estimators = estimator_of(config, backend), estimator_of(other, other_backend)
+    return CreditProbe(*estimators, name, graphed, config.probe_interval)

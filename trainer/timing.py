@@ -1,12 +1,14 @@
 """The clock of the loop: what each phase costs, so that the phases sum to the wall time of the update.
 
 On CUDA a stamp is an event on the current stream, read once per update; nothing in the loop synchronizes. On a CPU it
-is the monotonic clock. A lap is one turn of the loop; the time of a lap that no phase claims is ``other``.
+is the monotonic clock. A lap is one turn of the loop; the time of a lap that no phase claims is ``other``. Where laps
+are short only some of them are timed phase by phase, so that timing stays cheap.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,9 @@ UPDATE_PARTS: tuple[str, ...] = ("forward", "backward", "optimizer")
 
 #: Of many equal turns about so many are timed on CUDA, where an event costs as much time as a small step takes.
 _TIMED_TURNS = 4
+#: On CUDA the stamps of a timed lap take at most this part of the time until the next one is timed. Reading them and
+#: the gaps that they leave between launches cost twice as much again: with those it is a hundredth.
+_BUDGET = 0.003
 
 Stamp = torch.cuda.Event | int
 _BATCHES, _EMPTY_PHASES = 5, 50
@@ -46,6 +51,7 @@ class _Lap(NamedTuple):
     spans: list[_Span]
     settled: dict[str, float]  #: milliseconds of phases that were read already
     phases: int  #: how many were timed
+    rests: bool  #: none was to be timed
     start: Stamp
     end: Stamp
 
@@ -59,15 +65,20 @@ class PhaseClock:
     Args:
         device: whose time counts.
         timed_turns: about how many turns of `turns` are timed; None times all.
+        budget: of the time from one timed lap to the next, the part that its stamps may take. The laps between rest: of
+            them only the whole is timed, and the phases of the last timed lap fill it in their ratio. None times all.
     """
 
-    def __init__(self, device: torch.device, timed_turns: int | None = None):
-        self._device, self._timed_turns = device, timed_turns
+    def __init__(self, device: torch.device, timed_turns: int | None = None, budget: float | None = None):
+        self._device, self._timed_turns, self._budget = device, timed_turns, budget
         self._events: list[torch.cuda.Event] = []  # events to use again
         self._spans: list[_Span] = []
         self._settled: dict[str, float] = {}
         self._turns: _Turns | None = None  # under way, with only some of them timed
         self._is_silent = False  # within a turn that is not timed
+        self._rests = False  # within a lap that is not timed
+        self._laps_since_timed = 0
+        self._shares = {"other": 1.0}  # of the last timed lap: parts of its total
         self._open: list[str] = []
         self._lap_start: Stamp | None = None
         self._phases = 0
@@ -75,6 +86,8 @@ class PhaseClock:
         self._phase_ms = 0.0  # what timing one phase costs
         #: milliseconds that the clock itself took of the laps last read: their phases times the cost of an empty one
         self.cost_ms = 0.0
+        self.interval = 1  #: laps from one that is timed to the next, by what the last one cost
+        self.may_rest = True  #: False times every lap, whatever the budget
 
     def _stamp(self) -> Stamp:
         if self._device.type != "cuda":
@@ -86,7 +99,7 @@ class PhaseClock:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time the block as the phase ``name``; what is captured in a CUDA graph is timed when it is replayed."""
-        if self._is_silent or (self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        if self._rests or self._is_silent or (self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             yield
             return
         start = self._stamp()
@@ -110,7 +123,7 @@ class PhaseClock:
         other turns do not have. What each phase took is then an estimate, the sum is not.
         """
         stride = -(-count // self._timed_turns) if self._timed_turns else 1
-        if stride == 1:
+        if stride == 1 or self._rests:
             yield from range(count)
             return
         turns = self._turns = _Turns(self._stamp())
@@ -131,16 +144,26 @@ class PhaseClock:
 
     def start(self) -> None:
         """Begin the first turn of the loop; what was timed before is forgotten."""
+        self._rests = False
         self._phase_ms = self._phase_ms or self._measure_phase()
-        self._spans, self._settled, self._phases, self._previous_laps = [], {}, 0, []
-        self._lap_start = self._stamp()
+        self._previous_laps = []
+        self._begin(self._stamp())
 
     def lap(self) -> None:
         """End a turn of the loop and start the next."""
         now = self._stamp()
         if self._lap_start is not None:
-            self._previous_laps.append(_Lap(self._spans, self._settled, self._phases, self._lap_start, now))
-        self._spans, self._settled, self._phases, self._lap_start = [], {}, 0, now
+            lap = _Lap(self._spans, self._settled, self._phases, self._rests, self._lap_start, now)
+            self._previous_laps.append(lap)
+        self._begin(now)
+
+    def _begin(self, start: Stamp) -> None:
+        """A lap, which is timed if enough others have rested."""
+        self._spans, self._settled, self._phases, self._lap_start = [], {}, 0, start
+        self._laps_since_timed += 1
+        self._rests = self.may_rest and self._laps_since_timed < self.interval
+        if not self._rests:
+            self._laps_since_timed = 0
 
     def settle(self) -> None:
         """Read what was timed of turns that are over, so that `read` has less to do; waits until the device has done
@@ -175,18 +198,30 @@ class PhaseClock:
         Parts of ``update`` are there only if they were timed: inside of a CUDA graph they cannot be.
         """
         milliseconds = dict.fromkeys((*PHASES, "total"), 0.0)
+        self.cost_ms = 0.0
         for lap in self._previous_laps:
-            _wait_for(lap.end)
-            for name, settled_ms in lap.settled.items():
-                milliseconds[name] = milliseconds.get(name, 0.0) + settled_ms
-            self._add(lap.spans, milliseconds)
-            milliseconds["total"] += _elapsed_ms(lap.start, lap.end)
-            self._use_again([lap.start])
-        self.cost_ms = self._phase_ms * sum(lap.phases for lap in self._previous_laps)
+            for name, lap_ms in self._read_lap(lap).items():
+                milliseconds[name] = milliseconds.get(name, 0.0) + lap_ms
         self._previous_laps = []
-        named = sum(value for name, value in milliseconds.items() if name not in (*UPDATE_PARTS, "total"))
-        milliseconds["other"] += milliseconds["total"] - named
         return milliseconds
+
+    def _read_lap(self, lap: _Lap) -> dict[str, float]:
+        """Milliseconds of a lap's phases and its ``total``."""
+        _wait_for(lap.end)
+        total = _elapsed_ms(lap.start, lap.end)
+        self._use_again([lap.start])
+        if lap.rests:
+            return {**{name: share * total for name, share in self._shares.items()}, "total": total}
+        times = dict(lap.settled)
+        self._add(lap.spans, times)
+        named = sum(value for name, value in times.items() if name not in UPDATE_PARTS)
+        times["other"] = times.get("other", 0.0) + total - named
+        cost_ms = self._phase_ms * lap.phases
+        self.cost_ms += cost_ms
+        if total > 0.0:
+            self._shares = {name: value / total for name, value in times.items()}
+            self.interval = max(1, math.ceil(cost_ms / (self._budget * total))) if self._budget else 1
+        return {**times, "total": total}
 
     def _add(self, spans: list[_Span], milliseconds: dict[str, float]) -> None:
         """Add what these spans took, whose stamps are used again."""
@@ -215,8 +250,8 @@ def _scales(spent: Iterable[tuple[_Span, float]]) -> dict[_Turns, float]:
 
 
 def make_clock(device: torch.device, detailed: bool = False) -> PhaseClock:
-    """A clock for this device; ``detailed`` times every turn also where that is dear."""
-    return PhaseClock(device, _TIMED_TURNS if device.type == "cuda" and not detailed else None)
+    """A clock for this device; ``detailed`` times every turn of every lap also where that is dear."""
+    return PhaseClock(device, _TIMED_TURNS, _BUDGET) if device.type == "cuda" and not detailed else PhaseClock(device)
 
 
 def _elapsed_ms(start: Stamp, end: Stamp | None) -> float:
