@@ -3,9 +3,10 @@
 Example:
     python scripts/bench_actors.py env=Ant num_envs=4096 --raw-pools 2 4 --against env.pools=2 env.pools=4
 
-``raw`` is the engine with random actions and no policy, pools taking turns, the best of ``--raw-pools``. Every other
-row is ``algo=impala`` in this process: valid env steps of the measured updates by their wall time, its ratio to raw,
-the shares of time that learner and actors waited, and the policy lag of the rollouts in updates.
+``raw`` is the engine with random actions and no policy, its results left on the host, pools taking turns, the best of
+``--raw-pools``. Every row is ``algo=impala`` in this process: valid env steps of the measured updates by their wall
+time, its ratio to raw, the shares of time that learner and actors waited, and the policy lag of the rollouts in
+updates.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ def raw_rate(config: Config, pools: list[int], seconds: float) -> float:
     """Valid steps per second of the engine alone, the best over ``pools``; each in a process of its own."""
     env, options = config.env, {"num_threads": config.env.num_threads, **config.env.options}
     cases = [
-        Case(env.id, env.engine, config.num_envs, config.device, "no", seconds, 2, 0.0, {"pools": n, **options})
-        for n in pools
+        Case(env.id, env.engine, config.num_envs, "cpu", "no", seconds, 2, 0.0, {"pools": n, **options}) for n in pools
     ]
     context = multiprocessing.get_context("fork")  # nothing is imported again, and this process holds no env or GPU yet
     rates = []
