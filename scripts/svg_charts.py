@@ -193,8 +193,8 @@ def _mark(mark: Mark, x_scale: Scale, y_scale: Scale) -> str:
 
 def dot_chart(rows: Sequence[DotRow], x_label: str, reference: float, highest: float) -> str:
     """A row of dots for each name, over one axis with a line at ``reference``; what exceeds ``highest`` is written."""
-    found = [value for row in rows for dot in row.dots for value in (dot.value, dot.low, dot.high)]
-    values = ticks(min(reference, *found), min(highest, max(reference, *found)))
+    found = [reference, *(value for row in rows for dot in row.dots for value in (dot.value, dot.low, dot.high))]
+    values = ticks(min(found), min(highest, max(found)))
     scale = Scale(values[0], values[-1], DOT_LEFT, BAR_WIDTH - DOT_RIGHT)
     bottom = len(rows) * DOT_PITCH
     axis = [
