@@ -14,7 +14,13 @@ from triton.runtime.interpreter import InterpretedFunction
 from kernels.operations import describe
 from kernels.triton_call import Launch, run
 from kernels.triton_tiles import next_power
-from kernels.triton_twin import input_gradient_kernel, layer_kernel, pack_kernel, weight_gradient_kernel
+from kernels.triton_twin import (
+    input_gradient_kernel,
+    layer_kernel,
+    pack_kernel,
+    sum_rows_kernel,
+    weight_gradient_kernel,
+)
 
 INTERPRETED = isinstance(layer_kernel, InterpretedFunction)
 Pair = tuple[Any, Any]
@@ -38,6 +44,7 @@ class Tile(NamedTuple):
     step: int
     warps: int
     stages: int
+    products: str = "ieee"  #: Triton's name of how float32 is multiplied
 
     def fit(self, rows: int, columns: int, depth: int) -> Tile:
         """No larger than the result, and at least the 16 on a side that a matrix instruction takes."""
@@ -45,40 +52,40 @@ class Tile(NamedTuple):
         def side(largest: int, size: int) -> int:
             return max(16, min(largest, next_power(size)))
 
-        return Tile(
-            side(self.rows, rows), side(self.columns, columns), side(self.step, depth), self.warps, self.stages
-        )  # fmt: skip
+        return self._replace(
+            rows=side(self.rows, rows), columns=side(self.columns, columns), step=side(self.step, depth)
+        )
 
 
 class Format(NamedTuple):
-    """What matrix products take, and the tiles of the three kernels."""
+    """What hidden layers are kept in, and the tiles of the three kernels."""
 
     dtype: torch.dtype
-    dot: Any
-    precision: str  #: Triton's name of how float32 is multiplied
     layer: Tile
     input_gradient: Tile
     weight_gradient: Tile
 
+    @property
+    def dot(self) -> Any:
+        """What matrix products take."""
+        return tl.bfloat16 if self.dtype == torch.bfloat16 else tl.float32
 
-#: Rows of a weight gradient's tile of float32 are few, so that it is no warp group's: that would want both operands
+
+#: Rows of a weight gradient's tile of tf32 are few, so that it is no warp group's: that would want both operands
 #: turned.
 FORMATS = {
-    "bfloat16": Format(
-        torch.bfloat16, tl.bfloat16, "ieee", Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 3),
-        Tile(128, 128, 64, 8, 2),
-    ),
+    "bfloat16": Format(torch.bfloat16, Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 3), Tile(128, 128, 64, 8, 2)),
     "tf32": Format(
-        torch.float32, tl.float32, "tf32", Tile(64, 128, 32, 4, 3), Tile(64, 128, 32, 4, 3), Tile(32, 256, 32, 4, 3)
-    ),
-    "tf32x3": Format(
-        torch.float32, tl.float32, "tf32x3", Tile(64, 64, 32, 4, 3), Tile(64, 64, 32, 8, 3), Tile(32, 128, 32, 4, 3)
+        torch.float32, Tile(64, 128, 32, 4, 3, "tf32"), Tile(64, 128, 32, 4, 3, "tf32"),
+        Tile(32, 256, 32, 4, 3, "tf32"),
     ),
     "float32": Format(
-        torch.float32, tl.float32, "ieee", Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2)
+        torch.float32, Tile(128, 64, 32, 8, 3, "bf16x6"), Tile(64, 64, 32, 4, 3, "bf16x6"),
+        Tile(128, 64, 32, 8, 3, "bf16x6"),
     ),
 }  # fmt: skip
 _PACK_SIDE = 32
+_SUM_TILE, _SUM_ROWS = 2048, 64
 
 
 def forward(
@@ -108,9 +115,9 @@ def backward(
     last layer; and of the other biases."""
     gradients = gradients[0].contiguous(), gradients[1].contiguous()
     layers = layers_of(parameters, packed)
-    parts, launches = backward_launches(gradients, inputs, layers, memory, activation, FORMATS[precision])
+    sums, launches = backward_launches(gradients, inputs, layers, memory, activation, FORMATS[precision])
     run(launches, inputs.device)
-    return parts[0].sum(0), parts[1].sum(0)
+    return sums
 
 
 def pack(parameters: Sequence[Tensor], format: Format) -> tuple[Tensor, Launch]:
@@ -122,7 +129,7 @@ def pack(parameters: Sequence[Tensor], format: Format) -> tuple[Tensor, Launch]:
     starts = _starts(sizes)[:-1]
     widths, depths = zip(*(w.shape for w in weights), strict=True)
     tiles = max(-(-n // _PACK_SIDE) * -(-k // _PACK_SIDE) for n, k in zip(widths, depths, strict=True))
-    constants = {"COUNT": len(weights), "ROUND": format.precision == "tf32", "SIDE": _PACK_SIDE}
+    constants = {"COUNT": len(weights), "ROUND": format.layer.products == "tf32", "SIDE": _PACK_SIDE}
     arguments = (tuple(weights), *packed.unbind(), starts, tuple(widths), tuple(depths))
     return packed, Launch(pack_kernel, (tiles, len(weights)), arguments, constants)
 
@@ -172,7 +179,7 @@ def forward_launches(
 def backward_launches(
     gradients: Pair, inputs: Tensor, layers: list[Layer], memory: Tensor, activation: str, format: Format
 ) -> tuple[Pair, list[Launch]]:
-    """Parts of what `backward` returns, one in a row, and what fills them."""
+    """What `backward` returns, and what fills it."""
     rows = len(inputs)
     values = [(inputs, inputs), *hidden_of(memory, layers, rows)]
     below = hidden_of(torch.empty_like(memory), layers, rows)
@@ -190,7 +197,19 @@ def backward_launches(
         if index:
             gradients, place = below[index - 1], bias_starts[2 * index - 2 : 2 * index]
             launches.append(_input_gradient(*arguments, gradients, bias_parts, place, rows, activation, format))
-    return (parts, bias_parts), launches
+    sums, summing = _sums((parts, bias_parts))
+    return sums, [*launches, summing]
+
+
+def _sums(parts: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], Launch]:
+    """The sums over the rows of two matrices, and what fills them."""
+    first, second = (x.new_empty(x.shape[1]) for x in parts)
+    counts, sizes = zip(*(x.shape for x in parts), strict=True)
+    rows = min(_SUM_ROWS, next_power(max(counts)))
+    columns = _SUM_TILE // rows
+    arguments = (parts, (first, second), counts, sizes)
+    grid = (-(-max(sizes) // columns), 2)
+    return (first, second), Launch(sum_rows_kernel, grid, arguments, {"ROWS": rows, "COLUMNS": columns})
 
 
 def _starts(sizes: list[int]) -> tuple[int, ...]:
@@ -239,7 +258,9 @@ def _grid(tile: Tile, rows: int, columns: int) -> tuple[int, int, int]:
 
 
 def _constants(format: Format, tile: Tile) -> dict[str, Any]:
+    # the interpreter multiplies float32 as it is, and does not know the names of how else
+    products = "ieee" if INTERPRETED and tile.products.startswith("bf16") else tile.products
     return {
-        "DOT": format.dot, "PRECISION": format.precision, "ROWS": tile.rows, "COLUMNS": tile.columns,
+        "DOT": format.dot, "PRECISION": products, "ROWS": tile.rows, "COLUMNS": tile.columns,
         "STEP": tile.step, "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip

@@ -14,7 +14,7 @@ from kernels.backends import runs_triton
 from kernels.operations import Backend, describe
 
 Activation = Literal["elu", "relu", "tanh"]
-Precision = Literal["bfloat16", "tf32", "tf32x3", "float32"]
+Precision = Literal["bfloat16", "tf32", "float32"]
 #: Weight ``[outputs, inputs]`` and bias ``[outputs]`` of a linear layer.
 Linear = tuple[Tensor, Tensor]
 
@@ -46,12 +46,11 @@ def twin_mlp(
         first, second: the linear layers of each network, float32.
         activation: ``elu``, ``relu`` or ``tanh``.
         precision: what products take, and what hidden layers are kept in. ``bfloat16``; ``tf32``: float32 with 10 bits
-            behind the point, rounded where the kernels write it, cut off where it is given; ``tf32x3``: each factor as
-            the sum of two of these, three products of four, some 21 bits; ``float32``: exact and, fused, slow: for
-            comparison. Sums are float32.
+            behind the point, rounded where the kernels write it, cut off where it is given; ``float32``: all 24 bits, a
+            factor as the sum of three bfloat16, of whose nine products the six are added that reach so far. Sums are
+            float32.
         backend: ``triton`` (CUDA), ``torch`` (the two networks one after the other; float32 products are then as torch
-            is set, whatever ``precision`` says of them), or ``auto`` (Triton on CUDA unless for ``float32``, else
-            torch).
+            is set, whatever ``precision`` says of them), or ``auto`` (Triton on CUDA, else torch).
 
     Raises:
         TypeError: a dtype that is not float32.
@@ -59,7 +58,7 @@ def twin_mlp(
             that cannot run here.
     """
     _check(inputs, first, second, activation, precision)
-    if not runs_triton(backend, inputs.is_cuda and precision != "float32"):
+    if not runs_triton(backend, inputs.is_cuda):
         return TwinOutputs(*(_mlp(inputs.detach(), layers, activation, precision) for layers in (first, second)))
     parameters = [x for pair in zip(first, second, strict=True) for layer in pair for x in layer]
     one, two, *_ = torch.ops.rollscan.twin_mlp(inputs.detach(), parameters, activation, precision)

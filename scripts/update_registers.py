@@ -107,7 +107,7 @@ def cases(hidden_sizes: list[int]) -> Iterator[tuple[str, list[Launch]]]:
     orders = empty(4, 2 * ROWS, dtype=torch.int64)
     yield "shuffle", [triton_shuffle.launch(orders, empty(4, ROUNDS, dtype=torch.int64))]
     yield "optimizer step", step_launches()
-    for precision in ("bfloat16", "tf32", "tf32x3"):
+    for precision in triton_twin_launch.FORMATS:
         yield f"twin {'-'.join(map(str, hidden_sizes))} {precision}", twin_launches(hidden_sizes, precision)
 
 

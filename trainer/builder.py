@@ -112,8 +112,7 @@ def make_policy(
         kind, obstacle = QActorCritic, "has no Q head for credit.estimator=retrace"
     if backend == "triton" and obstacle:
         raise ConfigError(f"policy.backend=triton {obstacle}; use policy.backend=auto")
-    has_fewer_digits = config.autocast == "bfloat16" or config.matmul_precision == "high"  # as asked for
-    if not obstacle and (backend == "triton" or (backend == "auto" and has_fewer_digits)):
+    if not obstacle and backend != "torch":
         kind = TwinActorCritic
     return kind(observation_space, action_space, config.policy, autocast_dtype(config)).to(device)
 

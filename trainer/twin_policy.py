@@ -20,7 +20,7 @@ class TwinActorCritic(ActorCritic):
     """`ActorCritic` over vectors, without a core: `outputs` launches each layer once for both networks.
 
     State dictionaries are interchangeable, results differ by rounding. Without autocast products follow
-    ``torch.set_float32_matmul_precision``: tf32, or under ``highest`` each as three of them, some 21 bits.
+    ``torch.set_float32_matmul_precision``: tf32, or under ``highest`` all 24 bits.
     """
 
     def outputs(self, observations: Tensor, state: Tensor | None = None, valid: Tensor | None = None) -> Outputs:
@@ -36,7 +36,7 @@ class TwinActorCritic(ActorCritic):
     def _precision(self) -> Precision:
         if self._autocast_dtype is not None:
             return "bfloat16"
-        return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def twin_obstacle(config: PolicyConfig, device: torch.device) -> str | None:
