@@ -18,7 +18,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 14, 30, 44
 BAR_WIDTH, BAR_HEIGHT, BAR_PITCH, BAR_LEFT, BAR_RIGHT = 1060, 34, 48, 170, 100
 INSIDE_WIDTH = 46  #: a segment this wide has room for its text
 NAME_LETTERS = 22
-DOT_LEFT, DOT_RIGHT, DOT_PITCH, DOT_BOTTOM = 500, 60, 30, 40
+DOT_LEFT, DOT_RIGHT, DOT_PITCH, DOT_BOTTOM = 500, 110, 30, 40
 
 
 class Line(NamedTuple):
@@ -192,7 +192,8 @@ def _mark(mark: Mark, x_scale: Scale, y_scale: Scale) -> str:
 
 
 def dot_chart(rows: Sequence[DotRow], x_label: str, reference: float, highest: float) -> str:
-    """A row of dots for each name, over one axis with a line at ``reference``; what exceeds ``highest`` is written."""
+    """A row of dots for each name, over one axis with a line at ``reference``; what exceeds ``highest`` is written
+    beside it, from the upper dot to the lower."""
     found = [reference, *(value for row in rows for dot in row.dots for value in (dot.value, dot.low, dot.high))]
     values = ticks(min(found), min(highest, max(found)))
     scale = Scale(values[0], values[-1], DOT_LEFT, BAR_WIDTH - DOT_RIGHT)
@@ -220,13 +221,13 @@ def _dots(row: DotRow, scale: Scale, middle: float) -> list[str]:
     for number, dot in enumerate(row.dots):
         y = middle - DOT_PITCH / 2 + (number + 1) * spread
         low, value, high = (scale(min(max(x, scale.low), scale.high)) for x in (dot.low, dot.value, dot.high))
-        beyond = f'<text class="value" x="{value + 7:.1f}" y="{y + 4:.1f}">{dot.value:.2f}</text>'
         parts.append(
             f'<g class="{dot.css_class}"><title>{escape(dot.hint)}</title>'
             f'<line class="whisker" x1="{low:.1f}" x2="{high:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<circle class="mark" cx="{value:.1f}" cy="{y:.1f}" r="3.5"/>'
-            f"{beyond if dot.value > scale.high else ''}</g>"
+            f'<circle class="mark" cx="{value:.1f}" cy="{y:.1f}" r="3.5"/></g>'
         )
+    if beyond := [f"{dot.value:.2f}" for dot in row.dots if dot.value > scale.high]:
+        parts.append(f'<text class="value" x="{scale.end + 7:.1f}" y="{middle + 4}">{", ".join(beyond)}</text>')
     return parts
 
 

@@ -38,11 +38,12 @@ def test_one_value_alone_still_has_an_axis():
     assert ticks(0.0, 0.0)[0] < 0.0 < ticks(0.0, 0.0)[-1]
 
 
-def test_a_ratio_beyond_the_axis_is_written_beside_its_dot():
-    rows = [DotRow("near", [Dot("a", 1.02, 1.01, 1.03, "")]), DotRow("far", [Dot("a", 7.125, 7.0, 7.2, "")])]
+def test_ratios_beyond_the_axis_are_written_beside_their_row():
+    far_dots = [Dot("a", 7.125, 7.0, 7.2, ""), Dot("b", 1.01, 1.0, 1.02, ""), Dot("c", 1.5, 1.4, 1.6, "")]
+    rows = [DotRow("near", [Dot("a", 1.02, 1.01, 1.03, "")]), DotRow("far", far_dots)]
     chart = dot_chart(rows, "times faster", reference=1.0, highest=1.3)
-    assert ">7.12<" in chart and ">1.02<" not in chart
-    near, far = (float(piece.split('cx="')[1].split('"')[0]) for piece in chart.split("<circle")[1:])
+    assert ">7.12, 1.50<" in chart and "1.02<" not in chart
+    near, far, *_ = (float(piece.split('cx="')[1].split('"')[0]) for piece in chart.split("<circle")[1:])
     assert near < far
 
 
