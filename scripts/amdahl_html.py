@@ -29,7 +29,13 @@ from trainer.timing import PHASES
 #: (light, dark) of the marks, by how sure the difference is.
 MARKS: Colors = {"mark-noise": ("#8a94a3", "#8a94a3"), "mark-sure": ("#c62f4b", "#ff8099")}
 #: (light, dark) of the baselines, in their order.
-BASELINES = (("#c2410c", "#ff9a5c"), ("#8a6400", "#e0bd4a"), ("#0b63b0", "#62b0ff"), ("#9333a8", "#df93f0"))
+BASELINES = (
+    ("#c2410c", "#ff9a5c"),
+    ("#8a6400", "#e0bd4a"),
+    ("#0b63b0", "#62b0ff"),
+    ("#9333a8", "#df93f0"),
+    ("#0f7a5a", "#46cfa3"),
+)
 #: Pairs up to this ratio are drawn a second time on a scale of their own.
 SMALL = 1.1
 #: The dot chart's axis ends here; larger ratios are written.
