@@ -204,18 +204,25 @@ def test_a_critic_in_units_of_its_targets_learns_the_same_credit(script: Script)
     assert float(normalizer.running.count) == 3 * int(script.valid.sum())
 
 
-def test_advantages_are_scaled_over_the_batch_but_not_shifted(script: Script, monkeypatch: pytest.MonkeyPatch):
-    """Rows that the present policy would never have come to have no weight, and get none."""
-    case = LearnerCase(script, normalize_advantages=True, num_minibatches=2)
+def test_advantages_are_centred_by_their_weights_so_that_rows_of_none_get_none(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+):
+    """Rows that the present policy would never have come to have no weight, whatever the others' mean is."""
+    plain, case = LearnerCase(script), LearnerCase(script, normalize_advantages=True)
     impossible = torch.zeros_like(script.valid)
     impossible[::2] = script.valid[::2]
-    case.rollout.log_probs[impossible] = 200.0
-    seen = kept_arguments(case, monkeypatch)
-    case.update()
-    advantages = torch.cat([learned.advantages[window.valid] for window, _, learned, _ in seen])
-    assert int((advantages == 0).sum()) == int(impossible.sum())
-    assert float(advantages.square().mean()) == pytest.approx(1, rel=1e-4)
-    assert abs(float(advantages.mean())) > 1e-3
+    seen: list[list[Any]] = []
+    for learner in (plain, case):
+        learner.rollout.log_probs[impossible] = 200.0
+        seen.append(kept_arguments(learner, monkeypatch))
+        learner.update()
+    raw, advantages = (arguments[0][2].advantages.view_as(script.valid) for arguments in seen)
+    ratios = independent_policy(LearnerCase(script)).log_prob(case.rollout.actions) - case.rollout.log_probs
+    weights = torch.where(script.valid, ratios.detach().exp().clamp(max=1.0), 0.0)
+    shifted = raw - weights * (raw.sum() / weights.sum())
+    torch.testing.assert_close(advantages, shifted / shifted[script.valid].square().mean().sqrt(), rtol=1e-4, atol=1e-6)
+    assert abs(float(raw.sum())) > 0.1
+    assert torch.equal(advantages == 0, ~script.valid | impossible)
 
 
 @pytest.mark.skipif(not triton_launch.INTERPRETED, reason="needs the Triton interpreter")

@@ -111,7 +111,7 @@ class ImpalaConfig:
     value_coef: float = 0.5  #: times 0.5 * (value - target)^2
     entropy_coef: float = 0.01  #: times the mean entropy, which is added to what is maximized
     max_grad_norm: float = 40.0  #: longer gradients are scaled down to this
-    normalize_advantages: bool = False  #: to a root mean square of 1 over all valid rows of the batch; not shifted
+    normalize_advantages: bool = False  #: to a weighted mean of 0 and an rms of 1 over all valid rows of the batch
     queue_size: int = 0  #: batches in memory: being filled, full, or read; 0: two for each group that fills them
     max_lag: int | None = None  #: updates between the policy that acted and the one that learns; null: as it comes
     max_lag_action: str = "drop"  #: what keeps max_lag: drop (older batches) | block (actors that would exceed it)

@@ -145,9 +145,9 @@ class Impala:
         """What minibatches are made of, and their order in every pass."""
         self._skipped.zero_()
         self._sums.zero_()
-        log_probs, _, advantages, targets, moments = self._credit
+        log_probs, _, advantages, weights, targets = self._credit
         if self.config.normalize_advantages:
-            advantages = _scaled(advantages, distributed.merge_moments(moments))
+            advantages = _standardized(advantages, weights, self._window.valid)
         if self._value_normalizer is not None:
             targets = self._value_normalizer.normalize(targets)
         window, learned = self._window, Learned(log_probs, advantages, targets)
@@ -222,15 +222,20 @@ class Impala:
             batch.learn.reset()
 
 
-def _scaled(advantages: Tensor, moments: Tensor) -> Tensor:
-    """``A / sqrt(mean(A^2))``, not shifted: a row whose importance ratio is 0 keeps no weight.
+def _standardized(advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
+    """``w * (A - b) / rms`` with ``b = sum(w * A) / sum(w)``, over all valid rows of all ranks.
+
+    Under the present policy the mean is then 0, and a row of weight 0, which it would never have come to, keeps none.
 
     Args:
-        advantages: any shape, float32.
-        moments: ``[3]``: count, mean and sum of squared deviations (M2) of the advantages that count.
+        advantages: ``w * A``, ``[T, N]``, 0 in filler rows, as is the result.
+        weights: the importance weights ``w``, ``[T, N]``, 0 in filler rows.
+        valid: ``[T, N]`` bool.
     """
-    count, mean, m2 = moments.to(advantages.dtype).unbind()
-    return advantages / ((m2 / count.clamp(min=1.0) + mean.square()).sqrt() + 1e-8)
+    weighted, weight = distributed.sum_(torch.stack([advantages.sum(), weights.sum()])).unbind()
+    centred = advantages - weights * (weighted / weight.clamp(min=1e-8))
+    squares, count = distributed.sum_(torch.stack([centred.square().sum(), valid.sum()])).unbind()
+    return centred / ((squares / count.clamp(min=1.0)).sqrt() + 1e-8)
 
 
 def _make_optimizer(config: ImpalaConfig, policy: ActorCritic, learning_rate: Tensor) -> torch.optim.Optimizer:

@@ -11,7 +11,6 @@ from torch import Tensor
 import kernels
 from kernels.operations import Backend
 from trainer.config import CreditConfig
-from trainer.normalize import moments
 from trainer.policy import ActorCritic
 from trainer.q_policy import QActorCritic
 
@@ -55,9 +54,9 @@ class OffPolicyCredit(NamedTuple):
 
     log_probs: Tensor  #: ``[T, n]``, of the actions under the policy that credit was assigned by
     predictions: Tensor  #: ``[T, n]``, of the targets by its critic, in units of reward
-    advantages: Tensor  #: ``[T, n]``, times the clipped importance ratio, in units of reward
+    advantages: Tensor  #: ``[T, n]``, times ``weights``, in units of reward
+    weights: Tensor  #: ``[T, n]``, the clipped importance ratio ``min(pg_rho_bar, rho)``
     targets: Tensor  #: ``[T, n]``, what the critic shall predict, in units of reward
-    advantage_moments: Tensor  #: ``[3]``: count, mean and M2 of the valid advantages on this rank
 
 
 class OffPolicyEstimator(Protocol):
@@ -87,6 +86,10 @@ class _Options(NamedTuple):
     def behaviour(self, window: Window, target_log_probs: Tensor) -> Tensor:
         return window.log_probs if self.correction else target_log_probs
 
+    def weights(self, window: Window, target_log_probs: Tensor) -> Tensor:
+        ratios = (target_log_probs - self.behaviour(window, target_log_probs)).exp()
+        return torch.where(window.valid, ratios.clamp(max=self.config.pg_rho_bar), 0.0)
+
     def common(self, window: Window) -> dict[str, Any]:
         return {
             "terminated": window.terminated, "truncated": window.truncated, "valid": window.valid,
@@ -113,10 +116,11 @@ class VTraceEstimator:
         values = options.denormalize(values)
         trace = kernels.vtrace(
             options.behaviour(window, log_probs), log_probs, window.rewards, values[:-1], values[-1],
-            vtrace_lambda=config.vtrace_lambda, rho_bar=config.rho_bar, pg_rho_bar=config.pg_rho_bar, moments=True,
+            vtrace_lambda=config.vtrace_lambda, rho_bar=config.rho_bar, pg_rho_bar=config.pg_rho_bar,
             **options.common(window),
         )  # fmt: skip
-        return OffPolicyCredit(log_probs, values[:-1], trace.pg_advantages, trace.value_targets, trace.moments)
+        weights = options.weights(window, log_probs)
+        return OffPolicyCredit(log_probs, values[:-1], trace.pg_advantages, weights, trace.value_targets)
 
     def present(self, window: Window) -> Present:
         """Actor and critic."""
@@ -157,11 +161,9 @@ class RetraceEstimator:
             window.rewards, q_values[:-1], log_probs[:-1], behaviour, window.actions, expected[-1],
             retrace_lambda=config.retrace_lambda, **options.common(window),
         )  # fmt: skip
-        ratios = (target - behaviour).exp().clamp(max=config.pg_rho_bar)
-        advantages = torch.where(window.valid, ratios * (q_targets - expected[:-1]), 0.0)
-        predictions = _of_action(q_values[:-1], window.actions)
-        of_valid = moments(advantages.flatten(), window.valid.flatten())
-        return OffPolicyCredit(target, predictions, advantages, q_targets, of_valid)
+        weights = options.weights(window, target)
+        advantages = torch.where(window.valid, weights * (q_targets - expected[:-1]), 0.0)
+        return OffPolicyCredit(target, _of_action(q_values[:-1], window.actions), advantages, weights, q_targets)
 
     def present(self, window: Window) -> Present:
         """Actor, and Q of the actions that were taken."""
