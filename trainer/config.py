@@ -47,7 +47,7 @@ class PolicyConfig:
     torso: str = "mlp"  #: mlp (vectors go straight to core and heads) | nature_cnn | impala_resnet (uint8 frames)
     core: str = "none"  #: none | lstm | gru: memory between torso and heads, forgotten where an episode ended
     core_size: int = 256  #: width of the core
-    backend: str = "auto"  #: auto (triton where it can, for tf32 or bfloat16) | triton (both MLPs at once) | torch
+    backend: str = "auto"  #: auto (triton where it can) | triton (both MLPs at once) | torch
 
 
 @dataclass
