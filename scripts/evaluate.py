@@ -1,13 +1,14 @@
 """Evaluate a checkpoint: ``python scripts/evaluate.py checkpoint=runs/.../ episodes=100``.
 
 Plays whole episodes twice, with the most likely actions and with sampled ones, prints the returns' mean, standard
-deviation and range, and saves every return as ``evaluation-<update>-<engine>.json`` beside the checkpoint's run.
+deviation and range, and saves every return in the run folder, ``evaluation-<update>-<engine>-<episodes>.json``.
 ``env.engine=envpool`` plays on another engine than the one trained on, without ``env.options``, which are that one's
 own; any other key of ``env`` can be changed likewise. ``video=true`` also films one episode in a process of its own.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from trainer.builder import resolve_device
 from trainer.checkpoint import CheckpointError
 from trainer.config import ConfigError, EnvConfig
 from trainer.console import say
-from trainer.evaluate import Episodes, evaluate, load_checkpoint
+from trainer.evaluate import Episodes, evaluate, load_checkpoint, run_folder_of
 from trainer.metrics import write_json
 from trainer.schema import one_line
 from trainer.validation import check_device_name
@@ -54,6 +55,8 @@ def _parse(arguments: list[str]) -> Options:
     check_device_name(options.device)
     if options.episodes < 1:
         raise ConfigError(f"episodes={options.episodes} must be at least 1")
+    if options.video and importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ConfigError("video=true needs pip install -e '.[video]'")
     if not 0 <= options.seed < 2**31:
         raise ConfigError(f"seed={options.seed} must be at least 0 and at most {2**31 - 1}")
     return options
@@ -118,8 +121,8 @@ def run(options: Options) -> None:
     )
     for name, deterministic in _MODES.items():
         result[name] = _summary(evaluate(config, state, options.episodes, options.seed, deterministic, device))
-    folder = path if path.is_dir() else path.parent
-    target = folder / f"evaluation-{state['update']}-{config.env.engine}.json"
+    folder = run_folder_of(path)
+    target = folder / f"evaluation-{state['update']}-{config.env.engine}-{options.episodes}.json"
     write_json(target, result)
     for name in _MODES:
         _print(name, result[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,7 +42,9 @@ def parse_options(kind: type[Options], arguments: list[str]) -> Options:
         sys.exit(0)
     for argument in arguments:
         if argument.startswith("-") or "=" not in argument:
-            raise ConfigError(f"{argument}: an argument is key=value, without dashes")
+            word = argument.lstrip("-")
+            right = word if "=" in word else f"{fields(kind)[0].name}={word}"
+            raise ConfigError(f"{argument}: an argument is key=value, without dashes: {right}")
     try:
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.from_cli(arguments)))
     except OmegaConfBaseException as error:
@@ -94,7 +97,8 @@ def _parse(override: str) -> Override:
     try:
         return OverridesParser.create().parse_override(override)
     except HydraException as error:
-        raise ConfigError(f"{override}: {one_line(error)}") from error
+        cure = "; a list is one word, without spaces" if override.count("[") > override.count("]") else ""
+        raise ConfigError(f"{override}: {one_line(error)}{cure}") from error
 
 
 def _check(overrides: list[str]) -> Config:

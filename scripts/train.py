@@ -53,11 +53,23 @@ def _prepare(composed: DictConfig, base: Path) -> tuple[Config, RunFolder | None
     return config, None
 
 
+def _notice_preset(overrides: list[str]) -> None:
+    """Say whose settings an id that was given without a preset gets."""
+    env_id = next((o.partition("=")[2] for o in overrides if o.startswith("env.id=")), None)
+    if env_id is None or any(o.startswith("env=") for o in overrides) or distributed.rank():
+        return
+    preset, own = HydraConfig.get().runtime.choices["env"], env_id.partition("-")[0]
+    cure = f"env={own}" if (CONFIG_FOLDER / "env" / f"{own}.yaml").is_file() else "env=<preset>"
+    say(f"rollscan: env.id={env_id} gets the settings of env={preset}; {cure} chooses others", sys.stderr)
+
+
 def _run(composed: DictConfig) -> None:
     base = Path(hydra.utils.get_original_cwd())
     try:
         config, continued = _prepare(composed, base)
         distributed.initialize(config.device)
+        if continued is None:
+            _notice_preset(list(HydraConfig.get().overrides.task))
         status = train(config, base, continued)
     except EXPECTED_ERRORS as error:
         say(f"error: {error}", sys.stderr)

@@ -219,3 +219,20 @@ def test_the_composed_configuration_can_be_printed(
     printed = from_yaml(capsys.readouterr().out)
     assert (printed.env.id, printed.num_envs) == ("CartPole", 64)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["env.id=Pendulum-v1"], "env.id=Pendulum-v1 gets the settings of env=Ant; env=Pendulum chooses others"),
+        (["env.id=Swimmer-v5"], "env.id=Swimmer-v5 gets the settings of env=Ant; env=<preset> chooses others"),
+        (["env=Pendulum", "env.id=Swimmer-v5"], None),
+        ([], None),
+    ],
+)
+def test_an_id_without_a_preset_is_told_whose_settings_it_gets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str | None
+):
+    monkeypatch.setattr(script, "train", lambda config, base, continued: 0)
+    assert command(monkeypatch, *arguments, "device=cpu") == 0
+    assert capsys.readouterr().err == ("" if said is None else f"rollscan: {said}\n")

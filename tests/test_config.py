@@ -145,6 +145,7 @@ REFUSED = {
     "device=gpu": "device=gpu is not one of auto, cpu, cuda, cuda:N",
     "device=cuda:x": "device=cuda:x",
     "seed=[1": "seed=[1: ",
+    "policy.hidden_sizes=[64,": "; a list is one word, without spaces",
     "seed=1,2": "seed=1,2 sweeps over several values: add -m",
     "hydra.foo=1": "hydra.foo: there is no such key",
     "hydra.run.dir=here": "hydra.run.dir=here: a run's folder is named by out=<folder>",

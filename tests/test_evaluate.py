@@ -72,7 +72,7 @@ def test_the_command_prints_and_saves_deterministic_and_sampled_returns(
 ):
     command(monkeypatch, f"checkpoint={run}", "episodes=6")
     printed = capsys.readouterr().out
-    saved = json.loads((run / "evaluation-3-envpool.json").read_text())
+    saved = json.loads((run / "evaluation-3-envpool-6.json").read_text())
     assert saved["env_id"] == "CartPole-v1"
     for name in ("deterministic", "sampled"):
         returns = saved[name]["returns"]
@@ -87,7 +87,7 @@ def test_a_single_checkpoint_file_is_played_and_older_ones_too(
 ):
     command(monkeypatch, f"checkpoint={run}/checkpoints/update-00000002.pt", "episodes=2", "env.engine=torch")
     assert "on torch, after" in capsys.readouterr().out
-    assert json.loads((run / "checkpoints/evaluation-2-torch.json").read_text())["update"] == 2
+    assert json.loads((run / "evaluation-2-torch-2.json").read_text())["update"] == 2
 
 
 def test_a_run_with_options_of_its_engine_is_played_on_another_engine_without_them(
@@ -117,8 +117,9 @@ def test_a_run_with_options_of_its_engine_is_played_on_another_engine_without_th
             ["checkpoint={run}", "deterministic=true"],
             "deterministic: there is no such key; there are checkpoint, episodes",
         ),
-        (["{run}"], "{run}: an argument is key=value, without dashes"),
-        (["--checkpoint={run}"], "--checkpoint={run}: an argument is key=value, without dashes"),
+        (["{run}"], "{run}: an argument is key=value, without dashes: checkpoint={run}"),
+        (["--checkpoint={run}"], "--checkpoint={run}: an argument is key=value, without dashes: checkpoint={run}"),
+        (["checkpoint={run}", "seed=3000000000"], "seed=3000000000 must be at least 0 and at most 2147483647"),
         (["checkpoint={run}", "device=gpu"], "device=gpu is not one of auto, cpu, cuda, cuda:N"),
         (["checkpoint={run}", "device=cuda:99"], "device=cuda:99"),
     ],

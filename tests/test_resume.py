@@ -91,10 +91,14 @@ def test_the_linear_schedule_continues_and_a_longer_run_takes_its_own_value(tmp_
     assert rows(tmp_path / "run")[-1]["learning_rate"] == pytest.approx(1e-3 * (1 - done / 2000), rel=1e-6)
 
 
-def test_a_finished_run_resumes_to_an_end_at_once_and_goes_on_when_it_is_made_longer(tmp_path: Path):
+def test_a_finished_run_resumes_to_an_end_at_once_and_goes_on_when_it_is_made_longer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert train(small_config("out=run", "total_steps=130"), tmp_path) == 0
     before = rows(tmp_path / "run")
+    capsys.readouterr()
     assert resume(tmp_path / "run", 0) == 0
+    assert "all of total_steps=130 are done; total_steps=<more> goes on" in capsys.readouterr().err
     assert rows(tmp_path / "run") == before
     assert resume(tmp_path / "run", 0, "total_steps=300") == 0
     assert rows(tmp_path / "run")[: len(before)] == before

@@ -61,6 +61,12 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, Any]]:
     return from_yaml(state["config"]), state
 
 
+def run_folder_of(path: Path) -> Path:
+    """The run folder that a checkpoint file, a folder of checkpoints or a run folder itself belongs to."""
+    folder = path if path.is_dir() else path.parent
+    return folder.parent if folder.name == "checkpoints" else folder
+
+
 def make_agent(
     config: Config,
     state: dict[str, Any],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -156,10 +157,8 @@ class ActorCritic(nn.Module):
     def _bounded_log_std(self) -> Tensor | None:
         return None if self.log_std is None else self.log_std.clamp(*self._log_std_bounds)
 
-    def _autocast(self, device: torch.device) -> torch.autocast:
-        return torch.autocast(
-            device.type, self._autocast_dtype or torch.bfloat16, enabled=self._autocast_dtype is not None
-        )
+    def _autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        return torch.autocast(device.type, self._autocast_dtype) if self._autocast_dtype else nullcontext()
 
 
 def _torso(space: gymnasium.Space[Any], kind: str) -> Torso:

@@ -77,6 +77,9 @@ class _Session:
             return None
         state = checkpoint.load_newest(checkpoints, self.console.notice, self.trainer.device)
         self.trainer.load_state_dict(state, str(checkpoints))
+        if self.trainer.finished:
+            total = self.trainer.config.total_steps
+            self.console.notice(f"all of total_steps={total} are done; total_steps=<more> goes on")
         return state.get("wandb_id")
 
     def open(self, folder: RunFolder, previous_wandb_run: str | None) -> None:
