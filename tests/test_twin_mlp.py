@@ -109,8 +109,10 @@ def test_weights_are_packed_rounded_as_they_are_and_turned() -> None:
 
 
 @on_cpu
-def test_sums_over_rows_are_joined_from_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("parts_at_once", [2, 64])
+def test_sums_over_rows_are_joined_from_several_parts(parts_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_launch, "rows_of_part", lambda rows: 64)
+    monkeypatch.setattr(triton_launch, "_SUM_ROWS", parts_at_once)
     pair, x = networks(5, [20], 3), torch.randn(201, 5)
     assert_close(run(pair, x, precision="float32", backend="triton"), in_float64(pair, x), 3e-6)
 
