@@ -1,8 +1,8 @@
 """Keep learning curves: ``python scripts/export_curves.py ant_envpool runs/.../ [more runs] --commit 78f5488``.
 
-Writes ``docs/results/curves/<name>.csv`` with a row per update and run of one setting (commit, seed, env steps,
-seconds, mean return of the last episodes, steps per second, every phase's share of the wall time) and, where matplotlib
-is installed, a picture beside it.
+Writes ``docs/results/curves/<name>.csv`` with a row per update and run (commit, label, seed, env steps, seconds, mean
+return of the last episodes, steps per second, every phase's share of the wall time) and, where matplotlib is installed,
+a picture beside it. Runs of one setting are told apart by their seeds, others by ``--labels``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CURVES = Path(__file__).resolve().parents[1] / "docs" / "results" / "curves"
 COLUMNS = ("update", "env_steps", "seconds", "episode_return", "episode_length", "steps_per_second")
 
 
-def curve(run: Path, most: int, commit: str) -> list[dict[str, Any]]:
+def curve(run: Path, most: int, commit: str, label: str | None) -> list[dict[str, Any]]:
     """At most ``most`` evenly spaced updates of a run, the last one included."""
     folder = RunFolder(run)
     seed = from_yaml(folder.config.read_text()).seed
@@ -35,7 +35,7 @@ def curve(run: Path, most: int, commit: str) -> list[dict[str, Any]]:
         shares = {f"{name}_share": round(row[f"time/{name}_ms"] / row["time/total_ms"], 4) for name in PHASES}
         values = {name: row[name] for name in COLUMNS}
         rounded = {name: round(value, 2) if isinstance(value, float) else value for name, value in values.items()}
-        rows.append({"commit": commit, "seed": seed, **rounded, **shares})
+        rows.append({"commit": commit, "label": label or f"seed {seed}", "seed": seed, **rounded, **shares})
     return rows
 
 
@@ -66,7 +66,7 @@ def draw(path: Path, curves: list[list[dict[str, Any]]], title: str) -> None:
                 [row[x] / scale for row in known],
                 [row["episode_return"] for row in known],
                 linewidth=1.3,
-                label=f"seed {rows[0]['seed']}",
+                label=rows[0]["label"],
             )
         axis.set_xlabel(label)
         axis.grid(alpha=0.25)
@@ -82,15 +82,21 @@ def main() -> None:
     parser.add_argument("name", help="of the curve's files")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders of one setting")
     parser.add_argument("--commit", required=True, help="what the runs were made with, or several for resumed ones")
+    parser.add_argument("--labels", nargs="+", help="of the runs, where their seeds do not tell them apart")
     parser.add_argument("--title", help="over the picture; default the name")
     parser.add_argument("--most", type=int, default=160, help="rows kept per run")
     arguments = parser.parse_args()
-    curves = [curve(run, arguments.most, arguments.commit) for run in arguments.runs]
+    labels = arguments.labels or [None] * len(arguments.runs)
+    if len(labels) != len(arguments.runs):
+        parser.error(f"--labels has {len(labels)} for {len(arguments.runs)} runs; give each run one")
+    curves = [
+        curve(run, arguments.most, arguments.commit, label) for run, label in zip(arguments.runs, labels, strict=True)
+    ]
     write_csv(CURVES / f"{arguments.name}.csv", curves)
     draw(CURVES / f"{arguments.name}.svg", curves, arguments.title or arguments.name)
     for rows in curves:
         last = rows[-1]
-        print(f"seed {last['seed']}: {last['env_steps']} steps, {last['seconds']} s, return {last['episode_return']}")
+        print(f"{last['label']}: {last['env_steps']} steps, {last['seconds']} s, return {last['episode_return']}")
 
 
 if __name__ == "__main__":
