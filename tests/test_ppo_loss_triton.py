@@ -51,7 +51,7 @@ def test_joining_the_sums_in_several_rounds_changes_no_result(
 def test_every_kernel_of_an_update_compiles_without_spills() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(ROOT / "scripts" / "update_registers.py"), "80", "90", "100", "--hidden-sizes", "64"]
-    environment["PYTHONPATH"] = str(ROOT)
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # the same Triton as here
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = list(csv.DictReader(done.stdout.splitlines()))
