@@ -89,18 +89,17 @@ class PPO:
         self._totals = torch.zeros(COUNTS + len(_MEANS), device=device)  #: of an update, over its minibatches
         self._explained_variance = torch.zeros((), device=device)
         self._results = torch.zeros(len(_RESULTS), device=device)
-        self._assign_credit = graphs.step("the credit", Part("credit", self._estimate_credit))
-        self._begin = graphs.step("the update's start", Part(None, self._prepare))
-        self._value_anew = graphs.step("the rollout's value", Part("inference", self._evaluate_rollout))
-        self._reload_credit = graphs.step("the batch", Part(None, self._load_credit))
+        assign = Part("credit", self._assign_credit)
+        self._begin = graphs.step("the update's start", assign, Part(None, self._prepare))
+        self._begin_anew = graphs.step(
+            "credit anew", Part("inference", self._evaluate_rollout), assign, Part(None, self._load_credit)
+        )
         self._stretches = [
             graphs.step("the minibatches", *(part for number in numbers for part in self._minibatch(number)))
             for numbers in _split(self.minibatches_per_update, config)
         ]
         self._end = graphs.step("the update's end", Part(None, self._sum_up))
-        self._steps = (
-            self._assign_credit, self._begin, self._value_anew, self._reload_credit, *self._stretches, self._end,
-        )  # fmt: skip
+        self._steps = (self._begin, self._begin_anew, *self._stretches, self._end)
 
     def update(self, rollout: Rollout, rewards: Tensor, progress: float) -> dict[str, Tensor]:
         """Assign credit and improve the policy on one rollout, in place.
@@ -120,13 +119,10 @@ class PPO:
         with self._clock.phase("update"):
             self._bind(rollout)
             self._rewards.copy_(rewards)
-            self._assign_credit()
             self._begin()
             for number, descend in enumerate(self._stretches):
                 if number:
-                    self._value_anew()
-                    self._assign_credit()
-                    self._reload_credit()
+                    self._begin_anew()
                 descend()
             self._end()
             return dict(zip(_RESULTS, self._results.clone().unbind(), strict=True))
@@ -152,7 +148,7 @@ class PPO:
             for step in self._steps:
                 step.reset()
 
-    def _estimate_credit(self) -> None:
+    def _assign_credit(self) -> None:
         self._estimate = self._estimator(self._rollout, self._rewards)
 
     def _minibatch(self, number: int) -> tuple[Part, ...]:
