@@ -21,10 +21,17 @@ def test_eager_updates_are_measured_and_checked_against_float32() -> None:
     assert 0 < float(rows[0]["error"]) <= bench_update.TOLERANCES["bf16"]
 
 
-def test_a_variant_that_takes_another_step_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_takes_another_step_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(bench_update.TOLERANCES, "bf16", 0.0)
-    with pytest.raises(SystemExit, match="eager, bf16: steps differ by"):
-        list(bench_update.measure(SMALL, fixed_batch(SMALL, "cpu"), "bf16", 3, "cpu"))
+    monkeypatch.setitem(PROBLEMS, "ant", SMALL)
+    command = ["bench_update.py", "--problems", "ant", "--precisions", "bf16", "fp32", "--device", "cpu", "--no-save"]
+    monkeypatch.setattr("sys.argv", [*command, "--repeats", "2"])
+    with pytest.raises(SystemExit, match=r"^ant, bf16, eager: steps differ by \de-\d\d > 0.0$"):
+        bench_update.main()
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words[1] for words in printed if words[:1] == ["ant"]] == ["fp32"]
 
 
 def test_every_variant_starts_from_the_same_parameters_and_batch() -> None:
