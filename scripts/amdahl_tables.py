@@ -82,14 +82,14 @@ CHECKS: list[tuple[str, Callable[[Sequence[Row], Row], str]]] = [
     ("phases by wall time", lambda runs, _: f"{min(row.closure for row in runs):.2%}"),
     ("without other", lambda runs, _: f"{min(row.named for row in runs):.2%}"),
     ("clock on by off", lambda _, own: _signed(own.clock - 1.0)),
-    ("95 % interval", lambda _, own: f"{_signed(own.clock_low - 1.0)} to {_signed(own.clock_high - 1.0)}"),
+    ("95 % interval", lambda _, own: _signed(own.clock_low - 1.0, own.clock_high - 1.0)),
     ("updates per timed one", lambda _, own: str(own.interval)),
     ("cost in a run", lambda _, own: _signed(own.clock_in_a_run)),
 ]
 
 
-def _signed(part: float) -> str:
-    return "-" if math.isnan(part) else f"{part:+.2%}"
+def _signed(*parts: float) -> str:
+    return "-" if math.isnan(sum(parts)) else " to ".join(f"{part:+.2%}" for part in parts)
 
 
 def check_rows(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
