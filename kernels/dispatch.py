@@ -16,13 +16,10 @@ from kernels.operations import (
     Backend,
     Operation,
     TorchMode,
-    allocate,
     check_coefficients,
-    check_memory,
-    check_out,
     check_tensors,
-    output_specs,
 )
+from kernels.outputs import allocate, check_memory, check_out, output_specs
 
 Out = Sequence[Tensor] | None
 

@@ -6,74 +6,20 @@ env is split into the runs of rows that one trace spans, and each row's result i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.credit import Credit, Scan, VTrace
-
-_Array = NDArray[np.float64]
-_Flags = NDArray[np.bool_]
+from kernels.reference_rows import Array, flags_of, float64, successors_of, window_of
 
 
-class _Window(NamedTuple):
-    """The flags of a window, ``[T, N]``, and the discount of each env, ``[N]``."""
-
-    terminated: _Flags
-    truncated: _Flags
-    valid: _Flags
-    gammas: _Array
-
-    def runs(self) -> Iterator[tuple[int, slice]]:
-        """The rows that one trace spans, as (env, rows): up to a done row, the row before filler, or the last row."""
-        length, num_envs = self.valid.shape
-        for env in range(num_envs):
-            start = 0
-            for t in range(length):
-                if not self.valid[t, env]:
-                    start = t + 1
-                elif self.terminated[t, env] or self.truncated[t, env] or t + 1 == length or not self.valid[t + 1, env]:
-                    yield env, slice(start, t + 1)
-                    start = t + 1
-
-
-def _window(
-    like: Tensor, terminated: Tensor, truncated: Tensor | None, valid: Tensor | None, gamma: float | Tensor
-) -> _Window:
-    shape, num_envs = tuple(like.shape[:2]), like.shape[1]
-    return _Window(
-        _flags(terminated, shape),
-        np.zeros(shape, np.bool_) if truncated is None else _flags(truncated, shape),
-        np.ones(shape, np.bool_) if valid is None else _flags(valid, shape),
-        _float64(gamma) if isinstance(gamma, Tensor) else np.full(num_envs, gamma),
-    )
-
-
-def _flags(flags: Tensor, shape: tuple[int, ...]) -> _Flags:
-    return (flags.detach().cpu() != 0).numpy().reshape(shape)
-
-
-def _float64(x: Tensor) -> _Array:
-    return x.detach().cpu().double().numpy()
-
-
-def _successors(window: _Window, values: Tensor, last_value: Tensor, next_values: Tensor | None) -> _Array:
-    """V of each row's true successor, 0 after termination."""
-    if next_values is None:
-        next_values = torch.cat([values, last_value.unsqueeze(0)])[1:]
-    return np.where(window.terminated, 0.0, _float64(next_values))
-
-
-def _traced_sum(x: _Array, factors: _Array) -> float:
+def _traced_sum(x: Array, factors: Array) -> float:
     """Sum of ``x[j]`` times the product of all ``factors[i]`` with i < j."""
     return float(np.cumprod(np.concatenate([[1.0], factors[: len(x) - 1]])) @ x)
 
 
-def _clipped_ratio(log_ratio: _Array, bar: float) -> _Array:
+def _clipped_ratio(log_ratio: Array, bar: float) -> Array:
     with np.errstate(over="ignore"):
         return np.minimum(bar, np.exp(log_ratio))
 
@@ -94,8 +40,8 @@ def gae(
 
     ``A[t] = sum_l (gamma * lambda)^l * delta[t + l]``, over the rows that the trace spans.
     """
-    window = _window(rewards, terminated, truncated, valid, gamma)
-    r, v, successors = _float64(rewards), _float64(values), _successors(window, values, last_value, next_values)
+    window = window_of(rewards, terminated, truncated, valid, gamma)
+    r, v, successors = float64(rewards), float64(values), successors_of(window, values, last_value, next_values)
     advantages, targets = np.zeros_like(r), np.zeros_like(r)
     for env, rows in window.runs():
         gamma_env = window.gammas[env]
@@ -127,9 +73,9 @@ def vtrace(
 
     ``vs[s] = V[s] + sum_t gamma^(t - s) * (prod_(s <= i < t) c[i]) * rho[t] * (r[t] + gamma * V_next[t] - V[t])``.
     """
-    window = _window(rewards, terminated, truncated, valid, gamma)
-    r, v, successors = _float64(rewards), _float64(values), _successors(window, values, last_value, next_values)
-    log_rho = _float64(target_log_probs) - _float64(behaviour_log_probs)
+    window = window_of(rewards, terminated, truncated, valid, gamma)
+    r, v, successors = float64(rewards), float64(values), successors_of(window, values, last_value, next_values)
+    log_rho = float64(target_log_probs) - float64(behaviour_log_probs)
     rho, pg_rho = _clipped_ratio(log_rho, rho_bar), _clipped_ratio(log_rho, pg_rho_bar)
     c = vtrace_lambda * _clipped_ratio(log_rho, c_bar)
     targets, pg_advantages = np.zeros_like(r), np.zeros_like(r)
@@ -163,10 +109,10 @@ def retrace(
 
     ``Qret[s] = q[s] + sum_t gamma^(t - s) * (prod_(s < i <= t) c[i]) * (r[t] + gamma * EQ_next[t] - q[t])``.
     """
-    window = _window(rewards, terminated, truncated, valid, gamma)
-    r, q = _float64(rewards), _float64(q_taken)
-    successors = _successors(window, expected_q, last_expected_q, next_expected_q)
-    c = retrace_lambda * _clipped_ratio(_float64(log_rhos), c_bar)
+    window = window_of(rewards, terminated, truncated, valid, gamma)
+    r, q = float64(rewards), float64(q_taken)
+    successors = successors_of(window, expected_q, last_expected_q, next_expected_q)
+    c = retrace_lambda * _clipped_ratio(float64(log_rhos), c_bar)
     targets = np.zeros_like(r)
     for env, rows in window.runs():
         gamma_env = window.gammas[env]
@@ -194,7 +140,7 @@ def retrace_categorical(
     c_bar: float = 1.0,
 ) -> Tensor:
     """`retrace` of a categorical policy: ``EQ = sum_a pi(a) * Q(a)`` over the actions with ``pi(a) > 0``."""
-    q, log_probs = _float64(q_values), _float64(target_log_probs)
+    q, log_probs = float64(q_values), float64(target_log_probs)
     probs = np.exp(log_probs)
     expected_q = (probs * np.where(probs > 0, q, 0.0)).sum(axis=-1)
     actions_taken = actions.cpu().numpy()
@@ -203,7 +149,7 @@ def retrace_categorical(
     q_taken, target = (
         np.where(is_index, np.take_along_axis(x, places, axis=-1)[..., 0], np.nan) for x in (q, log_probs)
     )
-    log_rhos = target - _float64(behaviour_log_probs)
+    log_rhos = target - float64(behaviour_log_probs)
     return retrace(
         rewards,
         torch.from_numpy(q_taken),
@@ -237,8 +183,8 @@ def td_lambda(
     ``G[t] = (1 - lambda) * sum_(n < K) lambda^(n - 1) * G[t : t + n] + lambda^(K - 1) * G[t : t + K]``, where K rows of
     the run are left at t and ``G[t : t + n] = sum_(j < n) gamma^j * r[t + j] + gamma^n * V_next[t + n - 1]``.
     """
-    window = _window(rewards, terminated, truncated, valid, gamma)
-    r, successors = _float64(rewards), _successors(window, values, last_value, next_values)
+    window = window_of(rewards, terminated, truncated, valid, gamma)
+    r, successors = float64(rewards), successors_of(window, values, last_value, next_values)
     returns = np.zeros_like(r)
     for env, rows in window.runs():
         run_r, run_successors = r[rows, env], successors[rows, env]
@@ -266,10 +212,10 @@ def discounted_returns(
     ``G[t] = sum_(j < K) gamma^j * r[t + j] + gamma^K * tail``, where K rows of the run are left at t; the tail is 0
     after termination, ``last_value`` at the window's end, else the run's last ``bootstrap_values``.
     """
-    window = _window(rewards, terminated, truncated, valid, gamma)
-    r = _float64(rewards)
-    tails = np.zeros_like(r) if bootstrap_values is None else _float64(bootstrap_values).copy()
-    tails[-1:] = np.where(window.truncated[-1:], tails[-1:], _float64(last_value))
+    window = window_of(rewards, terminated, truncated, valid, gamma)
+    r = float64(rewards)
+    tails = np.zeros_like(r) if bootstrap_values is None else float64(bootstrap_values).copy()
+    tails[-1:] = np.where(window.truncated[-1:], tails[-1:], float64(last_value))
     tails[window.terminated] = 0.0
     returns = np.zeros_like(r)
     for env, rows in window.runs():
@@ -294,11 +240,11 @@ def eligibility_traces(
 
     ``e[t] = sum_k (gamma * lambda)^k * x[t - k]``, back to the start of the run and the carry before it.
     """
-    window = _window(inputs, terminated, truncated, valid, gamma)
-    x = _float64(inputs)
-    entering = np.zeros(x.shape[1]) if carry is None else _float64(carry).copy()
+    window = window_of(inputs, terminated, truncated, valid, gamma)
+    x = float64(inputs)
+    entering = np.zeros(x.shape[1]) if carry is None else float64(carry).copy()
     if previous_done is not None:
-        entering[_flags(previous_done, entering.shape)] = 0.0
+        entering[flags_of(previous_done, entering.shape)] = 0.0
     traces, leaving = np.zeros_like(x), entering if len(x) == 0 else np.zeros_like(entering)
     for env, rows in window.runs():
         payments = np.append(entering[env] if rows.start == 0 else 0.0, x[rows, env])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.torch_recurrence import Mode, linear_recurrence, selectable
-from kernels.torch_rows import classify
+from kernels.torch_rows import Rows, classify, taken
 
 
 def _accumulate_dtype(*tensors: Tensor | None) -> torch.dtype:
@@ -104,8 +104,7 @@ def vtrace(
     return rows.keep(value_targets), rows.keep(_clipped_ratio(log_rho, pg_rho_bar) * pg_delta)
 
 
-@selectable
-def retrace(
+def _retrace(
     rewards: Tensor,
     q_taken: Tensor,
     expected_q: Tensor,
@@ -125,10 +124,18 @@ def retrace(
 
     ``Qret[t] - q[t] = delta[t] + gamma * (1 - done[t]) * c[t + 1] * (Qret[t + 1] - q[t + 1])``.
     """
-    return _retrace(
-        rewards, q_taken, expected_q, log_rhos, last_expected_q, terminated, truncated, valid, next_expected_q, gamma,
-        retrace_lambda, c_bar, mode,
-    )  # fmt: skip
+    dtype = _accumulate_dtype(rewards, q_taken, expected_q, log_rhos, last_expected_q, next_expected_q)
+    rows, gamma, q_taken = classify(terminated, truncated, valid), _coefficient(gamma, dtype), q_taken.to(dtype)
+    if next_expected_q is None:
+        next_expected_q = _next(expected_q.to(dtype), last_expected_q.to(dtype))
+    delta = rewards.to(dtype) + rows.successor(gamma * next_expected_q.to(dtype)) - q_taken
+    c = retrace_lambda * _clipped_ratio(log_rhos.to(dtype), c_bar)
+    beta = rows.trace(gamma * _next(c, c.new_zeros(())), dtype)
+    correction = linear_recurrence(rows.keep(delta), beta, None, reverse=True, mode=mode)
+    return rows.keep(q_taken + correction)
+
+
+retrace = selectable(_retrace)
 
 
 @selectable
@@ -159,45 +166,12 @@ def retrace_categorical(
     q_values, target_log_probs = q_values.to(dtype), target_log_probs.to(dtype)
     probs = target_log_probs.exp()
     expected_q = torch.where(probs == 0, 0.0, probs * q_values).sum(-1)
-    q_taken = _taken(q_values, actions)
-    log_rhos = _taken(target_log_probs, actions) - behaviour_log_probs.to(dtype)
+    q_taken = taken(q_values, actions)
+    log_rhos = taken(target_log_probs, actions) - behaviour_log_probs.to(dtype)
     return _retrace(
-        rewards, q_taken, expected_q, log_rhos, last_expected_q, terminated, truncated, valid, next_expected_q, gamma,
-        retrace_lambda, c_bar, mode,
+        rewards, q_taken, expected_q, log_rhos, last_expected_q, terminated, truncated, valid=valid,
+        next_expected_q=next_expected_q, gamma=gamma, retrace_lambda=retrace_lambda, c_bar=c_bar, mode=mode,
     )  # fmt: skip
-
-
-def _taken(of_actions: Tensor, actions: Tensor) -> Tensor:
-    """The entry of each row's action in ``[T, N, A]``; NaN where it is no index, as in a filler row it may be."""
-    is_index = (actions >= 0) & (actions < of_actions.shape[-1])
-    taken = of_actions.gather(-1, torch.where(is_index, actions, 0).long().unsqueeze(-1)).squeeze(-1)
-    return torch.where(is_index, taken, torch.nan)
-
-
-def _retrace(
-    rewards: Tensor,
-    q_taken: Tensor,
-    expected_q: Tensor,
-    log_rhos: Tensor,
-    last_expected_q: Tensor,
-    terminated: Tensor,
-    truncated: Tensor | None,
-    valid: Tensor | None,
-    next_expected_q: Tensor | None,
-    gamma: float | Tensor,
-    retrace_lambda: float,
-    c_bar: float,
-    mode: Mode,
-) -> Tensor:
-    dtype = _accumulate_dtype(rewards, q_taken, expected_q, log_rhos, last_expected_q, next_expected_q)
-    rows, gamma, q_taken = classify(terminated, truncated, valid), _coefficient(gamma, dtype), q_taken.to(dtype)
-    if next_expected_q is None:
-        next_expected_q = _next(expected_q.to(dtype), last_expected_q.to(dtype))
-    delta = rewards.to(dtype) + rows.successor(gamma * next_expected_q.to(dtype)) - q_taken
-    c = retrace_lambda * _clipped_ratio(log_rhos.to(dtype), c_bar)
-    beta = rows.trace(gamma * _next(c, c.new_zeros(())), dtype)
-    correction = linear_recurrence(rows.keep(delta), beta, None, reverse=True, mode=mode)
-    return rows.keep(q_taken + correction)
 
 
 @selectable
@@ -274,8 +248,8 @@ def eligibility_traces(
     over: ``e[T - 1]``, or 0 where that row is done or filler.
     """
     dtype = _accumulate_dtype(inputs, carry)
-    decay = _coefficient(gamma, dtype) * trace_lambda
-    return _forward(inputs.to(dtype), terminated, truncated, valid, carry, previous_done, decay, mode)
+    rows, decay = classify(terminated, truncated, valid), _coefficient(gamma, dtype) * trace_lambda
+    return _forward(inputs.to(dtype), rows, carry, previous_done, decay, mode)
 
 
 @selectable
@@ -291,20 +265,18 @@ def episodic_prefix_sum(
 ) -> tuple[Tensor, Tensor]:
     """Sums since the episode began: ``S[t] = x[t] + (1 - done[t - 1]) * S[t - 1]``, and the carry as for the traces."""
     dtype = _accumulate_dtype(inputs, carry)
-    return _forward(inputs.to(dtype), terminated, truncated, valid, carry, previous_done, 1.0, mode)
+    rows = classify(terminated, truncated, valid)
+    return _forward(inputs.to(dtype), rows, carry, previous_done, 1.0, mode)
 
 
 def _forward(
     inputs: Tensor,
-    terminated: Tensor,
-    truncated: Tensor | None,
-    valid: Tensor | None,
+    rows: Rows,
     carry: Tensor | None,
     previous_done: Tensor | None,
     decay: float | Tensor,
     mode: Mode,
 ) -> tuple[Tensor, Tensor]:
-    rows = classify(terminated, truncated, valid)
     carry = inputs.new_zeros(inputs.shape[1:]) if carry is None else carry.to(inputs.dtype)
     before = torch.zeros_like(carry, dtype=torch.bool) if previous_done is None else previous_done.bool()
     done = torch.cat([before.unsqueeze(0), rows.done])

@@ -1,4 +1,4 @@
-"""What each row of a window is to the torch backend: inside an episode, ending one, or filler."""
+"""Rows of the torch backend: inside an episode, ending one, or filler; and the entry of a row's action."""
 
 from __future__ import annotations
 
@@ -42,3 +42,10 @@ def classify(terminated: Tensor, truncated: Tensor | None, valid: Tensor | None)
     inner = done[:-1] if valid is None else done[:-1] | ~valid[:-1] | ~valid[1:]
     closing = torch.cat([inner, torch.ones_like(done[-1:])])
     return Rows(valid, terminated, truncated, done, closing)
+
+
+def taken(of_actions: Tensor, actions: Tensor) -> Tensor:
+    """The entry of each row's action in ``[..., A]``; NaN where it is no index, as in a filler row it may be."""
+    is_index = (actions >= 0) & (actions < of_actions.shape[-1])
+    entries = of_actions.gather(-1, torch.where(is_index, actions, 0).long().unsqueeze(-1)).squeeze(-1)
+    return torch.where(is_index, entries, torch.nan)

@@ -16,14 +16,8 @@ from torch import Tensor
 from torch._C._dynamo import guards
 from triton.runtime.interpreter import InterpretedFunction
 
-from kernels.operations import (
-    Operation,
-    check_memory,
-    check_out,
-    check_tensors,
-    describe,
-    output_specs,
-)
+from kernels.operations import Operation, check_tensors, describe
+from kernels.outputs import check_memory, check_out, output_specs
 from kernels.triton_plan import EmptyPlan, Inputs, Plan, ScanPlan, is_env_major
 from kernels.triton_scan import scan_kernel
 from kernels.triton_tiles import choose

@@ -15,7 +15,8 @@ from torch._C._dynamo import guards
 from triton.runtime import driver
 
 from kernels.dispatch import solve_torch
-from kernels.operations import Operation, Output, accumulate_dtype, allocate
+from kernels.operations import Operation
+from kernels.outputs import Output, accumulate_dtype, allocate
 from kernels.triton_gae import gae_results, gae_rows
 from kernels.triton_retrace import retrace_categorical_rows, retrace_results, retrace_rows
 from kernels.triton_returns import discounted_rows, state_results, td_lambda_rows

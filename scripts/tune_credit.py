@@ -18,7 +18,7 @@ import torch
 from credit_timing import CALLS_PER_GRAPH, Problem, device_times, quantiles
 
 from envs.cores import usable_cores
-from kernels.operations import output_specs
+from kernels.outputs import output_specs
 from kernels.triton_launch import ScanPlan
 from kernels.triton_tiles import Tile, choose
 
