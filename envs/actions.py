@@ -82,7 +82,7 @@ class ActionMap:
 def _has_usable_bounds(space: Box) -> NDArray:
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        return (high - low > _NARROWEST) & (np.maximum(abs(low), abs(high)) < _WIDEST)
+        return np.asarray((high - low > _NARROWEST) & (np.maximum(abs(low), abs(high)) < _WIDEST))
 
 
 def index_range(space: Space) -> tuple[NDArray, NDArray] | None:

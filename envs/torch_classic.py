@@ -74,6 +74,7 @@ class TorchVecEnv(VecEnv):
         _refuse(dtype_name not in _DTYPES, f"env.options.dtype={dtype_name}: it must be {' or '.join(_DTYPES)}")
         check_limit(max_episode_steps)
         check_flag("stagger", stagger)
+        check_flag("compile", compile or False)
 
         self.id, self.num_envs, self.pools = id, num_envs, (slice(0, num_envs),)
         self.device = usable_device(device)

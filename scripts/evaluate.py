@@ -26,7 +26,7 @@ from scripts.overrides import parse_options
 from trainer.builder import resolve_device
 from trainer.checkpoint import CheckpointError
 from trainer.config import ConfigError, EnvConfig
-from trainer.console import say
+from trainer.console import accept_any_encoding, say
 from trainer.evaluate import Episodes, evaluate, load_checkpoint, run_folder_of
 from trainer.metrics import write_json
 from trainer.schema import one_line
@@ -133,6 +133,7 @@ def run(options: Options) -> None:
 
 def main() -> None:
     """Run, or refuse in one line."""
+    accept_any_encoding()
     try:
         run(_parse(sys.argv[1:]))
     except (ConfigError, EnvError, CheckpointError, OSError) as error:

@@ -27,7 +27,7 @@ from scripts.overrides import check_overrides
 from trainer import distributed
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config, ConfigError
-from trainer.console import say
+from trainer.console import accept_any_encoding, say
 from trainer.loop import TrainingError
 from trainer.run_folder import RunFolder
 from trainer.schema import CONFIG_FOLDER, compose_for_resume, from_omegaconf, register
@@ -84,6 +84,7 @@ def _run(composed: DictConfig) -> None:
 
 def main() -> None:
     """Compose the configuration and run, or refuse in one line."""
+    accept_any_encoding()
     register()
     problem = check_overrides(sys.argv[1:])
     if problem is not None:

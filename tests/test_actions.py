@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
-from envs.actions import ActionMap, check_layout, check_values
+from envs.actions import MODES, ActionMap, check_layout, check_values
 from envs.base import EnvError
 
 LOW, HIGH = [-2.0, 0.5], [1.0, 4.5]
@@ -75,6 +75,13 @@ def test_bounds_that_gymnasium_itself_would_refuse_count_as_none(nonsense: tuple
     space = Box(-1.0, 1.0, (1,))
     space.low, space.high = (np.float32([bound]) for bound in nonsense)
     assert ActionMap(space, "rescale")(torch.tensor([[3.0]])).item() == 3.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_number_per_row_is_an_action_too(mode: str) -> None:
+    actions = torch.tensor([-5.0, 0.5, 5.0])
+    mapped, beside = (ActionMap(Box(-2, 3, shape, np.float32), mode) for shape in ((), (1,)))
+    assert torch.equal(mapped(actions), beside(actions[:, None])[:, 0])
 
 
 def test_sane_bounds_give_no_notice() -> None:

@@ -120,6 +120,7 @@ REFUSED = {
     "ppo.clip_range=0": "ppo.clip_range=0.0",
     "env.options.pools=4": "env.options.pools is not an engine's own option: set env.pools",
     "env.options=3": "env.options=3 is not a mapping, such as env.options={}",
+    "env.module=no_such.py": "; write env.module=no_such",
     "env.module=no_such_module": "env.module=no_such_module cannot be imported: No module named",
     "ppo=3": "ppo=3: ppo is a section of keys; ppo has learning_rate, ",
     "wandb=disabled": "wandb=disabled: wandb is a section of keys; wandb has mode, project, group, name, tags",
@@ -163,7 +164,10 @@ def test_a_wrong_override_is_refused_in_one_line_that_names_the_key(override: st
     assert "\n" not in problem
 
 
-@pytest.mark.parametrize("override", ["hydra.job.chdir=True", "ppo.value_clip_range=null", "ppo.learning_rate=1e-4"])
+@pytest.mark.parametrize(
+    "override",
+    ["hydra.job.chdir=True", "ppo.value_clip_range=null", "ppo.learning_rate=1e-4", "normalize.reward_clip=1"],
+)
 def test_a_right_override_passes(override: str):
     assert check_overrides([override]) is None
 

@@ -12,7 +12,16 @@ from rich.console import Console
 
 from trainer import console
 from trainer.config import LoggingConfig
-from trainer.console import LiveConsole, PlainConsole, QuietConsole, count, duration, make_console
+from trainer.console import (
+    LiveConsole,
+    PlainConsole,
+    QuietConsole,
+    accept_any_encoding,
+    count,
+    duration,
+    make_console,
+    say,
+)
 from trainer.timing import PHASES
 
 
@@ -141,6 +150,28 @@ def test_lines_that_nobody_reads_any_more_end_no_run(monkeypatch: pytest.MonkeyP
         plain.notice("second")
         plain.close()
     assert pipe.closed  # also what was still buffered could be given up
+
+
+def test_a_sign_that_the_terminal_does_not_know_is_a_question_mark(monkeypatch: pytest.MonkeyPatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    accept_any_encoding()
+    live = LiveConsole("title")
+    live.show(metrics(), 0.1)
+    live.close()
+    say("±", sys.stdout)
+    assert b"update 60%" in written.getvalue()
+    assert written.getvalue().endswith("±\n".encode("latin-1"))
+
+
+def test_closed_streams_are_no_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    accept_any_encoding()
+    plain = make_console(LoggingConfig(console="auto", plain_interval=0.0), "")
+    plain.show(metrics(), 0.1)
+    plain.notice("nobody")
+    assert isinstance(plain, PlainConsole)
 
 
 def test_a_panel_whose_terminal_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch):

@@ -97,12 +97,20 @@ def test_a_finished_run_resumes_to_an_end_at_once_and_goes_on_when_it_is_made_lo
     assert train(small_config("out=run", "total_steps=130"), tmp_path) == 0
     before = rows(tmp_path / "run")
     capsys.readouterr()
-    assert resume(tmp_path / "run", 0) == 0
+    folder = RunFolder.existing(tmp_path / "run")
+    assert train(compose_for_resume(folder.config.read_text(), []), tmp_path, folder) == 0
     assert "all of total_steps=130 are done; total_steps=<more> goes on" in capsys.readouterr().err
     assert rows(tmp_path / "run") == before
     assert resume(tmp_path / "run", 0, "total_steps=300") == 0
     assert rows(tmp_path / "run")[: len(before)] == before
     assert rows(tmp_path / "run")[-1]["env_steps"] >= 300
+
+
+def test_another_engine_begins_new_episodes(tmp_path: Path):
+    assert run_until(2, small_config("out=run", "env.engine=torch"), tmp_path) == 143
+    assert resume(tmp_path / "run", 4, "env.engine=envpool") == 143
+    assert resume(tmp_path / "run", 5, "env.engine=torch") == 143
+    assert [row["update"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4, 5]
 
 
 @pytest.fixture(scope="module")

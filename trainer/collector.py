@@ -114,11 +114,16 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """What the next window depends on beside the policy, and the env's own state where it can be had."""
-        return {"env": self.env.state_dict(), "ended": self._ended, "core_state": self._state}
+        return {
+            "engine": self.env.engine,
+            "env": self.env.state_dict(),
+            "ended": self._ended,
+            "core_state": self._state,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore what `state_dict` gave; False if the envs cannot go on where they were, but must start anew."""
-        if state.get("env") is None:
+        if state.get("env") is None or state.get("engine", self.env.engine) != self.env.engine:
             return False
         self._observations.copy_(self.env.load_state_dict(state["env"]))
         self._ended.copy_(state["ended"])

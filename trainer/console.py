@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any, Protocol, TextIO
 
 from rich.columns import Columns
@@ -49,7 +50,7 @@ def make_console(config: LoggingConfig, title: str) -> Console:
     """The console that ``logging.console`` asks for."""
     kind = config.console
     if kind == "auto":
-        kind = "rich" if sys.stdout.isatty() else "plain"
+        kind = "rich" if sys.stdout is not None and sys.stdout.isatty() else "plain"
     if kind == "rich":
         return LiveConsole(title)
     return PlainConsole(config.plain_interval) if kind == "plain" else QuietConsole()
@@ -85,10 +86,18 @@ def _unread_is_fine(stream: TextIO) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # what is buffered shall fail no later flush
 
 
-def say(text: str, stream: TextIO) -> None:
-    """Print a line, whether somebody reads it or not."""
-    with _unread_is_fine(stream):
-        print(text, file=stream, flush=True)
+def say(text: str, stream: TextIO | None) -> None:
+    """Print a line, whether somebody reads it or not; a stream that was closed from the start is None."""
+    if stream is not None:
+        with _unread_is_fine(stream):
+            print(text, file=stream, flush=True)
+
+
+def accept_any_encoding() -> None:
+    """Let signs that a terminal does not know become question marks, for this whole process, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _dearest_phases(metrics: dict[str, Any]) -> list[tuple[str, float]]:

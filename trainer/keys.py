@@ -61,7 +61,6 @@ _READ_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("impala.rmsprop_decay", "impala.rmsprop_eps"), ("impala.optimizer", ("rmsprop",))),
     "impala.adam_eps": ("impala.optimizer", ("adam",)),
     "normalize.observation_clip": ("normalize.observations", (True,)),
-    "normalize.reward_clip": ("normalize.rewards", (True,)),
     "env.physics": ("env.engine", ("mujoco_warp",)),
     "policy.core_size": ("policy.core", ("lstm", "gru")),
     "credit.gae_lambda": ("credit.estimator", ("gae",)),

@@ -56,6 +56,7 @@ class Trainer:
         self.env_steps = 0
         self.seconds = 0.0
         self.skipped_in_a_row = 0
+        self._told: set[str] = set()  #: faults of the env that a person knows of
         self.newest: tuple[Rollout, torch.Tensor] | None = None  #: the last rollout and its rewards, until the next
         self.is_whole = True  #: False half way through an update: such a state must not be saved
         self.clock.start()
@@ -164,13 +165,24 @@ class Trainer:
             **self.episode_statistics._asdict(),
             **numbers,
             **of_source,
-            **{f"env/{name}": number for name, number in self.env.counters().items()},
+            **self._faults(),
             **{f"time/{name}_ms": value for name, value in times.items()},
             "time/clock_ms": self.clock.cost_ms,
             **{f"share/{name}": share for name, share in shares.items()},
             **(self.probe.metrics(shares["credit"]) if self.probe is not None else {}),
             "credit_backend": self.backend,
         }
+
+    def _faults(self) -> dict[str, int]:
+        """What the env survived since the last update; the first of each kind is told."""
+        faults = {f"env/{name}": number for name, number in self.env.counters().items()}
+        for name, number in faults.items():
+            if number and name not in self._told:
+                self._told.add(name)
+                self.console.notice(
+                    f"update {self.update}: {name}={number}; later ones are counted in the metrics alone"
+                )
+        return faults
 
     def _watch_skipped(self, numbers: dict[str, float], rollout: Rollout) -> None:
         withheld = int(numbers["skipped_minibatches"])

@@ -105,7 +105,8 @@ def _import_own(module: str | None) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"env.module={module} cannot be imported: {error}") from error
+        cure = f"; write env.module={module.removesuffix('.py')}" if module.endswith(".py") else ""
+        raise ConfigError(f"env.module={module} cannot be imported: {error}{cure}") from error
 
 
 def from_yaml(text: str) -> Config:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from types import FrameType
 
+from trainer import distributed
+
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_STDERR = 2
+_STOPPING = b"\nrollscan: stopping after this update, then saving; a second signal leaves at once, without saving\n"
 _SHOW_CURSOR = b"\x1b[?25h"  # the live console hides it
 
 
@@ -34,10 +39,13 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received:
-            if sys.stdout.isatty():
+            if sys.stdout is not None and sys.stdout.isatty():
                 os.write(sys.stdout.fileno(), _SHOW_CURSOR)
             os._exit(128 + number)  # files are replaced whole, so none is harmed
         self.number = number
+        if distributed.rank() == 0:
+            with contextlib.suppress(OSError):  # not `print`: it may be what the signal interrupted
+                os.write(_STDERR, _STOPPING)
 
     def __enter__(self) -> StopSignal:
         for number in _HANDLED:
