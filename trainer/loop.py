@@ -180,7 +180,7 @@ class Trainer:
             if number and name not in self._told:
                 self._told.add(name)
                 self.console.notice(
-                    f"update {self.update}: {name}={number}; later ones are counted in the metrics alone"
+                    f"update {self.update}: {name}={number}; later ones are counted in the metrics"
                 )
         return faults
 
