@@ -13,13 +13,9 @@ than L2 holds (``cold``). ``copy`` is a device-to-device copy of the same bytes,
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import multiprocessing
-import os
 import pathlib
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,14 +23,14 @@ from typing import Any
 
 import torch
 import torch._inductor.config as inductor
-import triton
 
 # so that a checkout runs without being installed
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from credit_report import draw, summarize
-from credit_sections import SECTIONS, Section, sections
-from credit_timing import (
+from kernels import reference
+from scripts.credit_report import draw, summarize
+from scripts.credit_sections import SECTIONS, Section, sections
+from scripts.credit_timing import (
     BY_NAME,
     Problem,
     as_tuple,
@@ -46,11 +42,8 @@ from credit_timing import (
     quantiles,
     synchronized_time,
 )
-from provenance import need_cuda
-from tune_credit import compile_tile, rule, tune
-
-from envs.cores import usable_cores
-from kernels import reference
+from scripts.provenance import append_rows, need_cuda, provenance
+from scripts.tune_credit import compile_tiles, rule, tune
 
 RESULTS = pathlib.Path(__file__).parents[1] / "docs" / "results"
 COMPILE_LIMIT_S = 240
@@ -64,20 +57,6 @@ COLUMNS: tuple[str, ...] = (
 )  # fmt: skip
 
 Row = dict[str, Any]
-
-
-def environment() -> Row:
-    """What a figure depends on besides the problem."""
-    git = ["git", "-C", str(RESULTS), "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-        "commit": os.environ.get("ROLLSCAN_COMMIT", commit),
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def options_of(backend: str) -> dict[str, str]:
@@ -154,14 +133,6 @@ def measure(problem: Problem, backend: str, cold: bool) -> Row:
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
 
 
-def precompile(problems: list[Problem]) -> None:
-    """Let all cores fill Triton's cache with the kernels of these problems."""
-    major, minor = torch.cuda.get_device_capability()
-    tasks = [(problem, rule(problem), 10 * major + minor) for problem in problems]
-    with multiprocessing.get_context("spawn").Pool(usable_cores()) as pool:
-        pool.map(compile_tile, tasks, chunksize=1)
-
-
 _turns: list[Any] = []  # of the processes that compile at the same time: a barrier and a lock
 
 
@@ -203,9 +174,10 @@ def try_to_measure(problem: Problem, backend: str, cold: bool) -> Row | None:
 
 def run(parts: list[Section], cold: bool) -> Iterator[list[Row]]:
     """Measure the sections one after the other, each within its time, and give each one's rows when it is done."""
-    where = environment()
+    where = provenance(["triton"])
     start = time.monotonic()
-    precompile([problem for part in parts for problem, backend in part.pairs if backend == "triton"])
+    pairs = [pair for part in parts for pair in part.pairs]
+    compile_tiles((problem, rule(problem)) for problem, backend in pairs if backend == "triton")
     print(f"kernels compiled in {time.monotonic() - start:.0f} s", flush=True)
     for part in parts:
         start = time.monotonic()
@@ -218,17 +190,13 @@ def run(parts: list[Section], cold: bool) -> Iterator[list[Row]]:
                 break
             rows.append(try_to_measure(problem, backend, cold and part.cold))
         print(f"{part.name}: {time.monotonic() - start:.0f} s", flush=True)
-        yield [{**row, **where} for row in rows if row is not None]
+        yield [table_row(row, where) for row in rows if row is not None]
 
 
-def append(rows: list[Row], path: pathlib.Path) -> None:
-    """Add the rows to the table, which only ever grows; what was not measured stays empty."""
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
+def table_row(row: Row, where: Row) -> Row:
+    """The columns of the table; what was not measured stays empty."""
+    versions = dict(pair.split("=") for pair in where["versions"].split())
+    return {name: {**row, **versions, **where}.get(name, "") for name in COLUMNS}
 
 
 def main() -> None:
@@ -243,15 +211,15 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the table and the pictures")
     args = parser.parse_args()
     need_cuda(parser)
-    args.out.mkdir(parents=True, exist_ok=True)
     if args.tune:
-        tune(args.operations, args.out / "credit_tune.csv", args.budget)
+        tune(args.operations, args.out / "credit_tiles.csv", args.budget)
         return
     names = ["gae"] if args.preset == "quick" else args.sections
     rows: list[Row] = []
     parts = {part.name: part for part in sections(args.operations)}
     for measured in run([parts[name] for name in names], not args.hot_only):
-        append(measured, args.out / "credit.csv")  # at once: a run that is stopped keeps what it has measured
+        if measured:  # written at once: a run that is stopped keeps what it has measured
+            append_rows(args.out / "credit.csv", measured)
         rows += measured
     draw(rows, args.out)
     print(summarize(rows))

@@ -14,12 +14,15 @@ import sys
 import tempfile
 from typing import Any
 
+# so that a checkout runs without being installed
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
 import triton
-from credit_timing import BY_NAME, Problem
 from triton.runtime import driver
-from tune_credit import Target, make_plan, rule
 
 from kernels.triton_scan import scan_kernel
+from scripts.credit_timing import BY_NAME, Problem
+from scripts.tune_credit import Target, make_plan, rule
 
 #: One problem for each kind of tile that the rule chooses.
 SHAPES = ((4096, 128), (65536, 16), (1024, 2048))

@@ -53,7 +53,7 @@ def summarize(rows: list[Row]) -> str:
             f"{row['ratio_hot']:.2f} x copy"
             for row in missed
         ]
-    for column, aim in (("host", HOST_AIM), ("host_out", HOST_OUT_AIM)):
+    for column, aim in (("host", HOST_AIM), ("host_out", HOST_OUT_AIM)) if triton else ():
         worst = max(triton, key=lambda row: row[column])
         median = statistics.median(row[column] for row in triton)
         lines.append(f"{column + ' us, worst':40}{verdict(worst[column], aim)}  median {median:.2f}")
@@ -83,15 +83,15 @@ def against_published(rows: list[Row]) -> list[str]:
 
 
 def draw(rows: list[Row], folder: pathlib.Path) -> None:
-    """Device time over bytes, beside the copy, for each layout; nothing where matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
+    """Device time over bytes, beside the copy, for each layout; nothing without kernels' rows or matplotlib."""
+    triton = [row for row in rows if row["backend"] == "triton" and row["dtype"] == "float32"]
+    if not triton or importlib.util.find_spec("matplotlib") is None:
         return
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    triton = [row for row in rows if row["backend"] == "triton" and row["dtype"] == "float32"]
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
     for panel, layout in zip(panels, ("time", "env"), strict=True):
         chosen = [row for row in triton if row["layout"] == layout]

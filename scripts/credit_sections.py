@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from credit_timing import Problem
-from tune_credit import SHAPES, SHORT
+from scripts.credit_timing import Problem
+from scripts.tune_credit import SHAPES, SHORT
 
 SECTIONS = ("gae", "operations", "variants", "torch")
 

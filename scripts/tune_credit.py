@@ -6,21 +6,21 @@ in ``kernels/triton_tiles.py``.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import multiprocessing
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from credit_timing import CALLS_PER_GRAPH, Problem, device_times, quantiles
 
 from envs.cores import usable_cores
 from kernels.outputs import output_specs
 from kernels.triton_launch import ScanPlan
 from kernels.triton_tiles import Tile, choose
+from scripts.credit_timing import CALLS_PER_GRAPH, Problem, device_times, quantiles
+from scripts.provenance import append_rows, provenance
 
 
 class Target(NamedTuple):
@@ -143,6 +143,14 @@ def compile_tile(task: tuple[Problem, Tile, int]) -> float:
     return time.perf_counter() - start
 
 
+def compile_tiles(tiles: Iterable[tuple[Problem, Tile]]) -> None:
+    """Let all cores fill Triton's cache with these kernels, for this machine's GPU."""
+    major, minor = torch.cuda.get_device_capability()
+    tasks = [(problem, tile, 10 * major + minor) for problem, tile in tiles]
+    with multiprocessing.get_context("spawn").Pool(usable_cores()) as pool:
+        pool.map(compile_tile, tasks, chunksize=1)
+
+
 def measure(problem: Problem, tile: Tile) -> dict[str, Any]:
     """Device time of one candidate, hot, with the registers and spills of its last kernel."""
     plan, inputs = make_plan(problem, tile, "cuda")
@@ -173,33 +181,30 @@ def tune(
     shapes: Sequence[tuple[int, int]] = (*SHAPES, *SHORT),
     layouts: Sequence[str] = ("time", "env"),
 ) -> None:
-    """Measure all candidates within the budget, write every figure, and print the best three of each problem."""
+    """Measure candidates within the budget, append every figure to ``out``, print the best three of each problem."""
     start = time.monotonic()
     problems = [
         Problem(operation, envs, steps, layout)
         for operation, (envs, steps), layout in itertools.product(operations, shapes, layouts)
     ]
-    major, minor = torch.cuda.get_device_capability()
-    tasks = [(problem, tile, 10 * major + minor) for problem in problems for tile in candidates(problem)]
-    kernels = list({kernel_key(problem, tile): (problem, tile, arch) for problem, tile, arch in tasks}.values())
-    with multiprocessing.get_context("spawn").Pool(usable_cores()) as pool:
-        pool.map(compile_tile, kernels, chunksize=1)
+    tasks = [(problem, tile) for problem in problems for tile in candidates(problem)]
+    kernels = {kernel_key(*task): task for task in tasks}.values()
+    compile_tiles(kernels)
     print(f"{len(tasks)} candidates, {len(kernels)} kernels in {time.monotonic() - start:.0f} s", flush=True)
-    rows = []
-    for problem, tile, _ in tasks:
+    rows, where = [], provenance(["triton"])
+    for problem, tile in tasks:
         if time.monotonic() - start > budget_s:
             print(f"stopped at {len(rows)} of {len(tasks)}: the time is spent")
             break
         try:
-            rows.append(measure(problem, tile))
+            row = measure(problem, tile)
         except Exception as error:  # a tile that this GPU cannot hold is a result too
             print(f"{problem} {tile}: {type(error).__name__} {str(error).splitlines()[0][:100]}")
+            continue
+        append_rows(out, [{**row, **where}])  # at once: a run that is stopped keeps what it has measured
+        rows.append(row)
     if not rows:
         raise SystemExit("no candidate ran")
-    with out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
     for _, group in itertools.groupby(rows, key=lambda row: row["problem"]):
         for row in sorted(group, key=lambda row: row["p50"])[:3]:
             print(*row.values())

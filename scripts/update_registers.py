@@ -8,16 +8,18 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
+import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+# so that a checkout runs without being installed
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
 import torch
 import triton
-from credit_registers import resources
 from torch import Tensor
 from triton.runtime import driver
-from tune_credit import Target
 
 from kernels import (
     triton_adam,
@@ -32,6 +34,8 @@ from kernels.loss_inputs import Coefficients, LossInputs
 from kernels.shuffle import ROUNDS
 from kernels.step_guard import COUNTS, GuardSettings
 from kernels.triton_call import Launch
+from scripts.credit_registers import resources
+from scripts.tune_credit import Target
 
 #: Distribution, actions and whether rows are gathered: a robot, an odd one, a game, the widest tile.
 LOSSES = (("gaussian", 8, True), ("gaussian", 21, False), ("categorical", 6, True), ("categorical", 1024, True))
