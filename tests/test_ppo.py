@@ -239,21 +239,6 @@ def test_the_gradient_is_clipped_to_its_norm_and_the_full_norm_is_reported() -> 
     assert float(tight.state()["first"].norm()) == pytest.approx(1e-4, rel=1e-3)
 
 
-@pytest.mark.parametrize(("progress", "expected"), [(0.0, 1e-2), (0.25, 7.5e-3), (1.0, 0.0)])
-def test_the_linear_rate_follows_the_runs_progress(progress: float, expected: float) -> None:
-    case = PPOCase(no_ends(6, 2), lr_schedule="linear")
-    before = case.state()["actor.0.weight"]
-    assert case.update(progress=progress)["learning_rate"] == pytest.approx(expected, rel=1e-6)
-    assert torch.equal(case.state()["actor.0.weight"], before) == (expected == 0.0)
-
-
-def test_the_adaptive_rate_moves_once_per_minibatch_and_is_the_optimizers() -> None:
-    case = PPOCase(no_ends(6, 2), lr_schedule="adaptive", learning_rate=1e-4, num_minibatches=2, update_epochs=2)
-    metrics = case.update()  # so small a rate moves the KL by less than half of what is desired
-    assert metrics["learning_rate"] == pytest.approx(1e-4 * 1.5**4)
-    assert float(case.ppo.optimizer.learning_rate) == pytest.approx(1e-4 * 1.5**4)
-
-
 def test_a_loaded_state_continues_bit_for_bit() -> None:
     straight, resumed = (PPOCase(random_script(9, 4), lr_schedule="adaptive") for _ in range(2))
     straight.update()

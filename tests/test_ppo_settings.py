@@ -99,6 +99,27 @@ def test_credit_anew_from_unchanged_parameters_changes_nothing() -> None:
     assert once.update() == pytest.approx(anew.update(), rel=1e-6, abs=1e-7)
 
 
+@pytest.mark.parametrize(("progress", "expected"), [(0.0, 1e-2), (0.25, 7.5e-3), (1.0, 0.0)])
+def test_the_linear_rate_follows_the_runs_progress(progress: float, expected: float) -> None:
+    case = PPOCase(random_script(6, 2, end_rate=0.0), lr_schedule="linear")
+    before = case.state()["actor.0.weight"]
+    assert case.update(progress=progress)["learning_rate"] == pytest.approx(expected, rel=1e-6)
+    assert torch.equal(case.state()["actor.0.weight"], before) == (expected == 0.0)
+
+
+def test_the_adaptive_rate_moves_once_per_minibatch_and_is_the_optimizers() -> None:
+    case = PPOCase(
+        random_script(6, 2, end_rate=0.0),
+        lr_schedule="adaptive",
+        learning_rate=1e-4,
+        num_minibatches=2,
+        update_epochs=2,
+    )
+    metrics = case.update()  # so small a rate moves the KL by less than half of what is desired
+    assert metrics["learning_rate"] == pytest.approx(1e-4 * 1.5**4)
+    assert float(case.ppo.optimizer.learning_rate) == pytest.approx(1e-4 * 1.5**4)
+
+
 @pytest.mark.parametrize(("schedule", "share"), [("constant", 1.0), ("linear", 0.75)])
 def test_clip_range_and_entropy_coefficient_follow_their_schedules(schedule: str, share: float) -> None:
     case = PPOCase(random_script(9, 4), clip_schedule=schedule, entropy_schedule=schedule, entropy_coef=0.04)
