@@ -23,7 +23,6 @@ def compile_kernels(arch: int, *options: str) -> list[dict[str, str]]:
     """Run the script in a process of its own: this one may have chosen Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(ROOT / "scripts" / "credit_registers.py"), str(arch), *options]
-    environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return list(csv.DictReader(done.stdout.splitlines()))
