@@ -28,6 +28,12 @@ def compile_kernels(arch: int, *options: str) -> list[dict[str, str]]:
     return list(csv.DictReader(done.stdout.splitlines()))
 
 
+def assert_registers_suffice(rows: list[dict[str, str]]) -> None:
+    for row in rows:
+        assert row["stack_bytes"] == "0", row
+        assert int(row["registers"]) <= 255, row
+
+
 @pytest.mark.parametrize(
     ("arch", "shape", "layout"),
     [
@@ -41,6 +47,9 @@ def compile_kernels(arch: int, *options: str) -> list[dict[str, str]]:
 def test_every_kernel_compiles_without_spills(arch: int, shape: str, layout: str) -> None:
     rows = compile_kernels(arch, "--shapes", shape, "--layouts", layout)
     assert {row["operation"] for row in rows} == OPERATIONS
-    for row in rows:
-        assert row["stack_bytes"] == "0", row
-        assert int(row["registers"]) <= 255, row
+    assert_registers_suffice(rows)
+
+
+def test_kernels_with_64_bit_offsets_compile_without_spills() -> None:
+    options = ("--shapes", "65536x65536", "--layouts", "time", "--operations", "gae", "retrace_categorical")
+    assert_registers_suffice(compile_kernels(90, *options))
