@@ -60,8 +60,38 @@ def load_tile(x, stride, row, rows, column, columns, DOT: tl.constexpr):
 
 
 @triton.jit
+def next_part(x, DOT: tl.constexpr):
+    """The nearest bfloat16, as products take it, and what is left."""
+    part = x.to(tl.bfloat16)
+    return part.to(DOT), x - part.to(tl.float32)
+
+
+@triton.jit
+def add_product(z, left, weight, part_size, n, N, k, K, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """``z + left @ weight[n, k].T``. In ``parts`` a factor is three bfloat16 that sum to it; those of ``weight`` lie
+    ``part_size`` apart, since what is taken apart here goes through shared memory once more."""
+    if PRECISION == "parts":
+        high, rest = next_part(left, DOT)
+        middle, rest = next_part(rest, DOT)
+        low, rest = next_part(rest, DOT)
+        weight_high = tl.trans(load_tile(weight, K, n, N, k, K, DOT))
+        weight_middle = tl.trans(load_tile(weight + part_size, K, n, N, k, K, DOT))
+        weight_low = tl.trans(load_tile(weight + 2 * part_size, K, n, N, k, K, DOT))
+        z = tl.dot(low, weight_high, z)  # the smallest first
+        z = tl.dot(middle, weight_middle, z)
+        z = tl.dot(high, weight_low, z)
+        z = tl.dot(middle, weight_high, z)
+        z = tl.dot(high, weight_middle, z)
+        z = tl.dot(high, weight_high, z)
+    else:
+        right = load_tile(weight, K, n, N, k, K, DOT)
+        z = tl.dot(left, tl.trans(right), z, input_precision=PRECISION)
+    return z
+
+
+@triton.jit
 def layer_kernel(
-    inputs, weights, biases, outputs, output_strides, B, widths, INPUT_STRIDE: tl.constexpr, K: tl.constexpr,
+    inputs, weights, part_size, biases, outputs, output_strides, B, widths, INPUT_STRIDE: tl.constexpr, K: tl.constexpr,
     ACTIVATION: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
@@ -73,9 +103,8 @@ def layer_kernel(
     z = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, K, STEP):
         k = start + tl.arange(0, STEP)
-        left = load_tile(x, INPUT_STRIDE, row, B, k, K, DOT)
-        right = load_tile(weight, K, n, N, k, K, DOT)
-        z = tl.dot(left, tl.trans(right), z, input_precision=PRECISION)
+        left = load_tile(x, INPUT_STRIDE, row, B, k, K, tl.float32 if PRECISION == "parts" else DOT)
+        z = add_product(z, left, weight, part_size, n, N, k, K, DOT, PRECISION)
     z += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
     h = activate(z, ACTIVATION)
     if PRECISION == "tf32" and ACTIVATION != "none":
@@ -86,7 +115,7 @@ def layer_kernel(
 
 @triton.jit
 def input_gradient_kernel(
-    gradients, gradient_strides, turned, values, results, bias_parts, bias_size, bias_starts, B, widths,
+    gradients, gradient_strides, turned, part_size, values, results, bias_parts, bias_size, bias_starts, B, widths,
     K: tl.constexpr, ACTIVATION: tl.constexpr, MAX_N: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -100,9 +129,8 @@ def input_gradient_kernel(
     gradient = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, MAX_N, STEP):
         n = start + tl.arange(0, STEP)
-        left = load_tile(dz, stride, row, B, n, N, DOT)
-        right = load_tile(weight, N, k, K, n, N, DOT)
-        gradient = tl.dot(left, tl.trans(right), gradient, input_precision=PRECISION)
+        left = load_tile(dz, stride, row, B, n, N, tl.float32 if PRECISION == "parts" else DOT)
+        gradient = add_product(gradient, left, weight, part_size, k, K, n, N, DOT, PRECISION)
     gradient *= slope(load_tile(h, K, row, B, k, K, tl.float32), ACTIVATION)
     share = bias_parts + tl.program_id(0).to(tl.int64) * bias_size + pick(bias_starts, g)
     tl.store(share + k, tl.sum(gradient, 0), mask=k < K)
@@ -159,9 +187,10 @@ def sum_rows_kernel(parts, sums, counts, sizes, ROWS: tl.constexpr, COLUMNS: tl.
 
 @triton.jit
 def pack_kernel(
-    weights, packed, turned, starts, widths, depths, COUNT: tl.constexpr, ROUND: tl.constexpr, SIDE: tl.constexpr,
+    weights, packed, turned, part_size, starts, widths, depths, COUNT: tl.constexpr, PARTS: tl.constexpr,
+    ROUND: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one weight ``[N, K]`` as products take it, and once more as ``[K, N]``."""
+    """A tile of one weight ``[N, K]`` as products take it, and once more as ``[K, N]``; in ``PARTS`` that sum to it."""
     for i in tl.static_range(COUNT):
         if tl.program_id(1) == i:
             N, K = widths[i], depths[i]
@@ -172,6 +201,10 @@ def pack_kernel(
             tile = tl.load(weights[i] + n[:, None] * K + k[None, :], mask=inside, other=0)
             if ROUND:
                 tile = to_tf32(tile)
-            tile = tile.to(packed.dtype.element_ty)
-            tl.store(packed + starts[i] + n[:, None] * K + k[None, :], tile, mask=inside)
-            tl.store(turned + starts[i] + k[:, None] * N + n[None, :], tl.trans(tile), mask=tl.trans(inside))
+            for part in tl.static_range(PARTS):
+                kept = tile.to(packed.dtype.element_ty)
+                at = part * part_size + starts[i]
+                tl.store(packed + at + n[:, None] * K + k[None, :], kept, mask=inside)
+                tl.store(turned + at + k[:, None] * N + n[None, :], tl.trans(kept), mask=tl.trans(inside))
+                if part + 1 < PARTS:
+                    tile -= kept.to(tl.float32)

@@ -30,6 +30,7 @@ class Layer(NamedTuple):
     """One layer of both networks."""
 
     inputs: int
+    part_size: int  #: from one part of a weight to the next
     outputs: tuple[int, int]  #: equal but in the last layer
     weights: Pair  #: as products take them, ``[outputs, inputs]``
     turned: Pair  #: the same as ``[inputs, outputs]``
@@ -44,7 +45,7 @@ class Tile(NamedTuple):
     step: int
     warps: int
     stages: int
-    products: str = "ieee"  #: Triton's name of how float32 is multiplied
+    products: str = "ieee"  #: Triton's name of how float32 is multiplied; ``parts``: taken apart by the kernel
 
     def fit(self, rows: int, columns: int, depth: int) -> Tile:
         """No larger than the result, and at least the 16 on a side that a matrix instruction takes."""
@@ -66,9 +67,9 @@ class Format(NamedTuple):
     weight_gradient: Tile
 
     @property
-    def dot(self) -> Any:
-        """What matrix products take."""
-        return tl.bfloat16 if self.dtype == torch.bfloat16 else tl.float32
+    def parts(self) -> int:
+        """How many bfloat16 stand for a weight; 1 where it is one number of the products' dtype."""
+        return 3 if self.layer.products == "parts" else 1
 
 
 #: Rows of a weight gradient's tile of tf32 are few, so that it is no warp group's: that would want both operands
@@ -80,7 +81,7 @@ FORMATS = {
         Tile(32, 256, 32, 4, 3, "tf32"),
     ),
     "float32": Format(
-        torch.float32, Tile(128, 64, 32, 8, 3, "bf16x6"), Tile(64, 64, 32, 4, 3, "bf16x6"),
+        torch.float32, Tile(128, 64, 32, 8, 3, "parts"), Tile(64, 64, 32, 4, 3, "parts"),
         Tile(128, 64, 32, 8, 3, "bf16x6"),
     ),
 }  # fmt: skip
@@ -121,16 +122,22 @@ def backward(
 
 
 def pack(parameters: Sequence[Tensor], format: Format) -> tuple[Tensor, Launch]:
-    """All weights in the dtype of the products, ``[2, weights]``, once as they are and once turned, and what fills it:
+    """All weights as products take them, ``[2, parts, weights]``, once as they are and once turned, and what fills it:
     every tile of rows reads them anew."""
     weights = parameters[::2]
     sizes = [w.numel() for w in weights]
-    packed = weights[0].new_empty(2, sum(sizes), dtype=format.dtype)
+    dtype = torch.bfloat16 if format.parts > 1 else format.dtype
+    packed = weights[0].new_empty(2, format.parts, sum(sizes), dtype=dtype)
     starts = _starts(sizes)[:-1]
     widths, depths = zip(*(w.shape for w in weights), strict=True)
     tiles = max(-(-n // _PACK_SIDE) * -(-k // _PACK_SIDE) for n, k in zip(widths, depths, strict=True))
-    constants = {"COUNT": len(weights), "ROUND": format.layer.products == "tf32", "SIDE": _PACK_SIDE}
-    arguments = (tuple(weights), *packed.unbind(), starts, tuple(widths), tuple(depths))
+    constants = {
+        "COUNT": len(weights),
+        "PARTS": format.parts,
+        "ROUND": format.layer.products == "tf32",
+        "SIDE": _PACK_SIDE,
+    }
+    arguments = (tuple(weights), *packed.unbind(), sum(sizes), starts, tuple(widths), tuple(depths))
     return packed, Launch(pack_kernel, (tiles, len(weights)), arguments, constants)
 
 
@@ -138,12 +145,12 @@ def layers_of(parameters: Sequence[Tensor], packed: Tensor) -> list[Layer]:
     """``parameters``: weight and bias of the first network's layer, then the second's, layer by layer; ``packed``: of
     `pack`."""
     biases, shapes = parameters[1::2], [w.shape for w in parameters[::2]]
-    parts = packed.split([n * k for n, k in shapes], dim=1)
+    parts = packed[:, 0].split([n * k for n, k in shapes], dim=1)
     weights = [part[0].view(n, k) for part, (n, k) in zip(parts, shapes, strict=True)]
     turned = [part[1].view(k, n) for part, (n, k) in zip(parts, shapes, strict=True)]
     pairs = [zip(tensors[::2], tensors[1::2], strict=True) for tensors in (weights, turned, biases)]
     return [
-        Layer(weight[0].shape[1], (len(weight[0]), len(weight[1])), weight, other, bias)
+        Layer(weight[0].shape[1], packed.shape[2], (len(weight[0]), len(weight[1])), weight, other, bias)
         for weight, other, bias in zip(*pairs, strict=True)
     ]
 
@@ -166,7 +173,7 @@ def forward_launches(
     for layer, (below, above) in zip(layers, itertools.pairwise(values), strict=True):
         widest = max(layer.outputs)
         tile = format.layer.fit(rows, widest, layer.inputs)
-        arguments = (below, layer.weights, layer.biases, above, layer.outputs, rows, layer.outputs)
+        arguments = (below, layer.weights, layer.part_size, layer.biases, above, layer.outputs, rows, layer.outputs)
         constants = {
             "INPUT_STRIDE": below[0].stride(0), "K": layer.inputs,
             "ACTIVATION": "none" if layer is layers[-1] else activation,
@@ -241,7 +248,8 @@ def _input_gradient(
     widest = max(layer.outputs)
     tile = format.input_gradient.fit(rows, layer.inputs, widest)
     arguments = (
-        gradients, strides, layer.turned, values, below, bias_parts, bias_parts.shape[1], places, rows, layer.outputs,
+        gradients, strides, layer.turned, layer.part_size, values, below, bias_parts, bias_parts.shape[1], places,
+        rows, layer.outputs,
     )  # fmt: skip
     constants = {"K": layer.inputs, "ACTIVATION": activation, "MAX_N": widest, **_constants(format, tile)}
     return Launch(input_gradient_kernel, _grid(tile, rows, layer.inputs), arguments, constants)
@@ -258,9 +266,10 @@ def _grid(tile: Tile, rows: int, columns: int) -> tuple[int, int, int]:
 
 
 def _constants(format: Format, tile: Tile) -> dict[str, Any]:
-    # the interpreter multiplies float32 as it is, and does not know the names of how else
-    products = "ieee" if INTERPRETED and tile.products.startswith("bf16") else tile.products
+    # the interpreter multiplies float32 as it is, under no other name, and takes bfloat16 for integers
+    products = "ieee" if INTERPRETED and tile.products == "bf16x6" else tile.products
+    is_short = format.dtype == torch.bfloat16 or (tile.products == "parts" and not INTERPRETED)
     return {
-        "DOT": format.dot, "PRECISION": products, "ROWS": tile.rows, "COLUMNS": tile.columns,
-        "STEP": tile.step, "num_warps": tile.warps, "num_stages": tile.stages,
+        "DOT": tl.bfloat16 if is_short else tl.float32, "PRECISION": products, "ROWS": tile.rows,
+        "COLUMNS": tile.columns, "STEP": tile.step, "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip

@@ -121,10 +121,11 @@ def _backward(
 
 def _fake_forward(inputs: Tensor, parameters: list[Tensor], activation: str, precision: str) -> tuple[Tensor, ...]:
     rows, hidden = len(inputs), sum(len(bias) for bias in parameters[1:-4:2])
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    kept = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    dtype, parts = (torch.bfloat16, 3) if precision == "float32" else (kept, 1)
     weights = sum(weight.numel() for weight in parameters[::2])
     outputs = (inputs.new_empty(rows, len(bias)) for bias in (parameters[-3], parameters[-1]))
-    return *outputs, inputs.new_empty(rows * hidden, dtype=dtype), inputs.new_empty(2, weights, dtype=dtype)
+    return *outputs, inputs.new_empty(rows * hidden, dtype=kept), inputs.new_empty(2, parts, weights, dtype=dtype)
 
 
 def _fake_backward(

@@ -104,8 +104,18 @@ def test_weights_are_packed_rounded_as_they_are_and_turned() -> None:
     packed.fill_(torch.nan)
     triton_launch.run([launch], packed.device)
     rounded = torch.tensor(expected).view(2, 4)
-    for half, weights in zip(packed, ([rounded, tall], [rounded.t(), tall.t()]), strict=True):
+    for half, weights in zip(packed[:, 0], ([rounded, tall], [rounded.t(), tall.t()]), strict=True):
         torch.testing.assert_close(half, torch.cat([w.flatten() for w in weights]), rtol=0, atol=0, equal_nan=True)
+
+
+@on_cpu
+def test_three_parts_of_a_weight_sum_to_it_in_every_digit() -> None:
+    weight = torch.randn(33, 35, generator=torch.Generator().manual_seed(1))
+    packed, launch = triton_launch.pack([weight, torch.zeros(33)], triton_launch.FORMATS["float32"])
+    packed.fill_(torch.nan)
+    triton_launch.run([launch], packed.device)
+    for half, expected in zip(packed.double().sum(1), (weight, weight.t()), strict=True):
+        assert torch.equal(half, expected.double().flatten())
 
 
 @on_cpu
