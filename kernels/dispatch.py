@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import cast, get_args
+from typing import NoReturn, cast, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from kernels.operations import (
 from kernels.outputs import allocate, check_memory, check_out, output_specs
 
 Out = Sequence[Tensor] | None
+
+_BACKENDS, _TORCH_MODES = get_args(Backend), get_args(TorchMode)
 
 
 def solve(
@@ -42,11 +44,12 @@ def solve(
         ValueError: an argument of the wrong shape, device or range, or a backend that is unknown or cannot run here.
     """
     check_coefficients(operation, gamma, coefficients)
+    if backend not in _BACKENDS or torch_mode not in _TORCH_MODES:
+        _refuse_choice(backend, torch_mode)
     if torch.compiler.is_compiling():
         return _call_operator(operation, tensors, gamma, coefficients, backend, torch_mode, out, out_dtype, moments)
     if backend == "triton" or (backend == "auto" and _runs_triton(tensors[0])):
         return _triton_solve()(operation, tensors, gamma, coefficients, out, out_dtype, moments)
-    _check_backend(backend, torch_mode)
     return solve_torch(operation, tensors, gamma, coefficients, torch_mode, out, out_dtype, moments)
 
 
@@ -62,10 +65,11 @@ def _runs_triton(rows: Tensor | None) -> bool:
     return isinstance(rows, Tensor) and rows.is_cuda and HAS_TRITON
 
 
-def _check_backend(backend: Backend, torch_mode: TorchMode) -> None:
-    for name, value, choices in (("backend", backend, Backend), ("torch_mode", torch_mode, TorchMode)):
-        if value not in get_args(choices):
-            raise ValueError(f"{name}: expected one of {', '.join(get_args(choices))}, got {value!r}")
+def _refuse_choice(backend: object, torch_mode: object) -> NoReturn:
+    name, value, choices = ("torch_mode", torch_mode, _TORCH_MODES)
+    if backend not in _BACKENDS:
+        name, value, choices = ("backend", backend, _BACKENDS)
+    raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
 
 def solve_torch(

@@ -183,13 +183,15 @@ def check_tensor(argument: Argument, tensor: Tensor, sizes: dict[str, int]) -> N
 
     Raises:
         TypeError: a dtype that the argument cannot have, or a sparse layout.
-        ValueError: another number of axes, or an axis of another size than before.
+        ValueError: a negative view, another number of axes, or an axis of another size than before.
     """
     if tensor.dtype not in argument.dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in argument.dtypes)
         raise TypeError(f"{argument.name}: expected dtype {names}, got {describe(tensor)}")
     if tensor.layout != torch.strided:
         raise TypeError(f"{argument.name}: expected a dense tensor, got {tensor.layout} of {describe(tensor)}")
+    if not torch.compiler.is_compiling() and tensor.is_neg():  # memory lacks the sign; an operator's inputs have it
+        raise ValueError(f"{argument.name}: expected numbers as stored, got a negative view; use resolve_neg()")
     if tensor.dim() != len(argument.axes):
         raise ValueError(f"{argument.name}: expected shape {_axes(argument.axes)}, got {describe(tensor)}")
     for axis, size in zip(argument.axes, tensor.shape, strict=True):

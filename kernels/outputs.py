@@ -79,7 +79,7 @@ def check_out(out: object, outputs: Sequence[Output], device: torch.device) -> N
 
     Raises:
         TypeError: not a tuple or list of tensors.
-        ValueError: another count, shape, dtype or device, or rows that overlap.
+        ValueError: another count, shape, dtype or device, rows that overlap, or a negative view.
     """
     if not isinstance(out, (tuple, list)):
         raise TypeError(f"out: expected a tuple of tensors, got {describe(out)}")
@@ -93,6 +93,8 @@ def check_out(out: object, outputs: Sequence[Output], device: torch.device) -> N
             raise ValueError(f"out: expected {name} of shape {list(shape)}, {dtype}, {device}, got {describe(tensor)}")
         if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), shape, strict=True)):
             raise ValueError(f"out: expected {name} without overlapping rows, got strides {tensor.stride()}")
+        if tensor.is_neg():
+            raise ValueError(f"out: expected {name} as stored, got a negative view")
 
 
 def check_memory(out: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> None:

@@ -88,7 +88,8 @@ def _find(
     try:
         addresses = [*map(Tensor.data_ptr, given), 0]
         alignments = tuple(address & 15 for address in addresses)
-        key = (*options, *map(type, described), *map(_FACTS, given), *[x.stride() for x in given], alignments)
+        negated = tuple(map(Tensor.is_neg, given))
+        key = (*options, *map(type, described), *map(_FACTS, given), *[x.stride() for x in given], negated, alignments)
     except (AttributeError, TypeError, RuntimeError):
         check_tensors(operation, inputs[:-1], inputs[-1])
         raise

@@ -82,13 +82,14 @@ def distribution(
 ):  # fmt: skip
     """Log-probability and entropy of each row, and two matrices of slopes, see `gaussian` and `categorical`."""
     column = tl.arange(0, COLUMNS)
+    place = column.to(tl.int64)  # as wide as the rows: columns may lie far apart
     cell = live[:, None] & (column < A)[None, :]
-    at = inputs.policy_outputs + row[:, None] * OUTPUT_ROW + column[None, :] * strides.policy_outputs[1]
+    at = inputs.policy_outputs + row[:, None] * OUTPUT_ROW + place[None, :] * strides.policy_outputs[1]
     outputs = tl.load(at, mask=cell, other=0).to(tl.float32)
     if inputs.log_std is not None:
-        at = inputs.actions + source[:, None] * ACTION_ROW + column[None, :] * strides.actions[1]
+        at = inputs.actions + source[:, None] * ACTION_ROW + place[None, :] * strides.actions[1]
         actions = tl.load(at, mask=cell, other=0).to(tl.float32)
-        log_std = tl.load(inputs.log_std + column * strides.log_std[0], mask=column < A, other=0).to(tl.float32)
+        log_std = tl.load(inputs.log_std + place * strides.log_std[0], mask=column < A, other=0).to(tl.float32)
         scores = gaussian(outputs, actions, log_std, column, A)
     else:
         actions = tl.load(inputs.actions + source * ACTION_ROW, mask=live, other=0)

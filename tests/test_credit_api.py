@@ -86,11 +86,24 @@ def test_an_output_that_is_an_input_or_the_other_output_is_refused_every_time(
                 kernels.gae(**window, out=out, **options)
 
 
+@pytest.mark.parametrize("options", [TORCH, {"backend": "triton"}], ids=["torch", "triton"])
+def test_a_negative_view_is_refused_every_time(window: dict[str, Any], options: dict[str, Any]) -> None:
+    out = (torch.zeros(6, 3), torch.zeros(6, 3))
+    negative = torch.zeros(6, 3, dtype=torch.cfloat).conj().imag
+    for _ in range(2):
+        kernels.gae(**window, out=out, **options)
+        with pytest.raises(ValueError, match=r"rewards: expected numbers as stored.*resolve_neg"):
+            kernels.gae(**{**window, "rewards": negative}, out=out, **options)
+        with pytest.raises(ValueError, match="out: expected value_targets as stored, got a negative view"):
+            kernels.gae(**window, out=(out[0], negative), **options)
+
+
 def test_an_unknown_backend_or_mode_is_refused(window: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="backend: expected one of triton, torch, auto, got 'cuda'"):
         kernels.gae(**window, backend="cuda")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="torch_mode: expected one of auto, loop, scan, compiled"):
-        kernels.gae(**window, backend="torch", torch_mode="fast")  # pyright: ignore[reportArgumentType]
+    for backend in ("torch", "triton", "auto"):
+        with pytest.raises(ValueError, match="torch_mode: expected one of auto, loop, scan, compiled, got 'fast'"):
+            kernels.gae(**window, backend=backend, torch_mode="fast")  # pyright: ignore[reportArgumentType]
 
 
 def test_an_unknown_argument_is_refused(window: dict[str, Any]) -> None:

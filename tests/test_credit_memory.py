@@ -7,17 +7,11 @@ from typing import Any
 import pytest
 import torch
 from credit_cases import every_backend, every_cpu_backend, every_operation, random_window, run
+from far_apart import spread
 from torch import Tensor
 
 #: Steps and elements between them: a distance that takes 64 bits by itself, and one of which only multiples do.
 DISTANCES = [(2, 2**31), (3, 2**30)]
-
-
-def spread(x: Tensor, axis: int, distance: int) -> Tensor:
-    """The same values, ``distance`` elements apart along one axis; memory in between is never touched."""
-    strides = [distance if i == axis else stride for i, stride in enumerate(x.stride())]
-    memory = x.new_empty((x.shape[axis] - 1) * distance + x.numel())
-    return memory.as_strided(x.shape, strides).copy_(x)
 
 
 @every_backend

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from far_apart import spread
 from loss_cases import assert_close, leaves_of, problem, run
 from torch import Tensor
 
@@ -36,6 +37,17 @@ def test_any_strides_are_read_in_place(backend: str) -> None:
     got = run(strided, backend)
     for name, x in run(arguments, backend).items():
         assert torch.equal(got[name], x), name
+
+
+@every_backend
+@pytest.mark.parametrize("far", ["policy_outputs", "actions", "log_std"])
+def test_columns_far_apart_are_read_right(far: str, backend: str) -> None:
+    near = problem("gaussian", 5, 3)
+    near[far] = near[far].bfloat16()
+    reports = [
+        kernels.ppo_loss(**{**near, far: x}, backend=backend).report for x in (near[far], spread(near[far], -1, 2**30))
+    ]
+    assert torch.equal(*reports)
 
 
 @every_backend
