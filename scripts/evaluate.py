@@ -26,11 +26,11 @@ from scripts.overrides import parse_options
 from trainer.builder import resolve_device
 from trainer.checkpoint import CheckpointError
 from trainer.config import ConfigError, EnvConfig
-from trainer.console import accept_any_encoding, say
+from trainer.console import prepare_streams, say
 from trainer.evaluate import Episodes, evaluate, load_checkpoint, run_folder_of
 from trainer.metrics import write_json
-from trainer.schema import one_line
-from trainer.validation import check_device_name
+from trainer.schema import import_own, one_line
+from trainer.validation import check_device_name, validate
 
 #: Whether the most likely actions are played.
 _MODES = {"deterministic": True, "sampled": False}
@@ -107,6 +107,9 @@ def run(options: Options) -> None:
     path = Path(options.checkpoint).resolve()
     config, state = load_checkpoint(path)
     config.env = _merged(replace(config.env, id=state["env_id"]), options.env)  # what `env.id=Ant` meant in the run
+    config.num_envs, config.env.pools = options.episodes, 0  # one episode in each
+    import_own(config.env.module)
+    validate(config)
     device = resolve_device(options.device)
     result: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
@@ -133,7 +136,7 @@ def run(options: Options) -> None:
 
 def main() -> None:
     """Run, or refuse in one line."""
-    accept_any_encoding()
+    prepare_streams()
     try:
         run(_parse(sys.argv[1:]))
     except (ConfigError, EnvError, CheckpointError, OSError) as error:

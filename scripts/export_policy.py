@@ -20,7 +20,7 @@ from scripts.overrides import parse_options
 from trainer.builder import make_env
 from trainer.checkpoint import CheckpointError
 from trainer.config import ConfigError
-from trainer.console import accept_any_encoding, say
+from trainer.console import prepare_streams, say
 from trainer.evaluate import load_checkpoint, make_agent, run_folder_of
 from trainer.export import export_policy
 
@@ -64,7 +64,7 @@ def run(options: Options) -> None:
 
 def main() -> None:
     """Run, or refuse in one line."""
-    accept_any_encoding()
+    prepare_streams()
     try:
         run(parse_options(Options, sys.argv[1:]))
     except (ConfigError, EnvError, CheckpointError, OSError) as error:

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer.config import Config, ConfigError
 from trainer.keys import KEYS, as_text, meant, why_unread
+from trainer.run_folder import RunFolder
 from trainer.schema import (
     CONFIG_FOLDER,
     compose_config,
@@ -106,10 +107,10 @@ def _check(overrides: list[str]) -> Config:
     resume = next((_parse(o).value() for o in overrides if o.startswith("resume=")), None)
     if resume is None:
         return compose_config(overrides)
-    config = Path(str(resume)) / "config.yaml"
-    if not config.is_file():
+    folder = RunFolder(Path(str(resume)))
+    if not folder.config.is_file():
         raise ConfigError(f"resume={resume}: there is no run (no config.yaml)")
-    return compose_for_resume(config.read_text(), overrides)
+    return compose_for_resume(folder.read_config(), overrides)
 
 
 def _refuse_unread(jobs: list[tuple[list[str], Config]]) -> None:

@@ -27,7 +27,7 @@ from scripts.overrides import check_overrides
 from trainer import distributed
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config, ConfigError
-from trainer.console import accept_any_encoding, say
+from trainer.console import prepare_streams, say
 from trainer.loop import TrainingError
 from trainer.run_folder import RunFolder
 from trainer.schema import CONFIG_FOLDER, compose_for_resume, from_omegaconf, register
@@ -46,7 +46,7 @@ def _prepare(composed: DictConfig, base: Path) -> tuple[Config, RunFolder | None
     job = HydraConfig.get()
     if composed.resume is not None:
         run = RunFolder.existing((base / composed.resume).resolve())
-        return compose_for_resume(run.config.read_text(), list(job.overrides.task)), run
+        return compose_for_resume(run.read_config(), list(job.overrides.task)), run
     config = from_omegaconf(composed)
     if job.mode == RunMode.MULTIRUN and config.out is not None:
         config.out = f"{config.out}/{job.job.num}"  # one folder per job of a sweep
@@ -84,7 +84,7 @@ def _run(composed: DictConfig) -> None:
 
 def main() -> None:
     """Compose the configuration and run, or refuse in one line."""
-    accept_any_encoding()
+    prepare_streams()
     register()
     problem = check_overrides(sys.argv[1:])
     if problem is not None:

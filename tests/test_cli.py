@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,17 @@ def test_an_id_without_a_preset_is_told_whose_settings_it_gets(
     monkeypatch.setattr(script, "train", lambda config, base, continued: 0)
     assert command(monkeypatch, *arguments, "device=cpu") == 0
     assert capsys.readouterr().err == ("" if said is None else f"rollscan: {said}\n")
+
+
+def test_a_run_whose_streams_are_closed_keeps_its_files_to_itself(tmp_path: Path):
+    command = [sys.executable, str(ROOT / "scripts/train.py"), *SMALL, "total_steps=100000000", "out=run"]
+    process = subprocess.Popen(["bash", "-c", 'exec "$@" 2>&- >&-', "bash", *command], cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run/metrics.jsonl").exists() or len(rows(tmp_path / "run")) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(60) == 143
+    assert [row["update"] for row in rows(tmp_path / "run")] == list(range(1, len(rows(tmp_path / "run")) + 1))
+    assert "rollscan" not in (tmp_path / "run/.lock").read_text()

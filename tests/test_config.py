@@ -136,7 +136,7 @@ REFUSED = {
     "algo=sac": "algo=sac: there is no such preset under configs/algo: impala, ppo",
     "algo=PPO": "did you mean ppo?",
     "experiment=foo": "experiment=foo: there is no such preset",
-    "env.engine=warp": "env.engine=warp is not one of envpool, mujoco_warp, torch; did you mean mujoco_warp?",
+    "env.engine=warp": "is not one of envpool, gymnasium, mujoco_warp, torch; did you mean mujoco_warp?",
     "policy.hidden_sizes=[]": "policy.hidden_sizes=[]",
     "policy.hidden_sizes=64": "policy.hidden_sizes=64 is not a list of whole numbers, such as policy.hidden_sizes=[25",
     "policy.hidden_sizes=64,64": "policy.hidden_sizes=64,64 sweeps over several values: write policy.hidden_sizes=[",

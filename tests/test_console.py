@@ -16,7 +16,7 @@ from trainer.console import (
     LiveConsole,
     PlainConsole,
     QuietConsole,
-    accept_any_encoding,
+    prepare_streams,
     count,
     duration,
     make_console,
@@ -155,7 +155,7 @@ def test_lines_that_nobody_reads_any_more_end_no_run(monkeypatch: pytest.MonkeyP
 def test_a_sign_that_the_terminal_does_not_know_is_a_question_mark(monkeypatch: pytest.MonkeyPatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
-    accept_any_encoding()
+    prepare_streams()
     live = LiveConsole("title")
     live.show(metrics(), 0.1)
     live.close()
@@ -167,7 +167,7 @@ def test_a_sign_that_the_terminal_does_not_know_is_a_question_mark(monkeypatch: 
 def test_closed_streams_are_no_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
-    accept_any_encoding()
+    prepare_streams()
     plain = make_console(LoggingConfig(console="auto", plain_interval=0.0), "")
     plain.show(metrics(), 0.1)
     plain.notice("nobody")

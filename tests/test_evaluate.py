@@ -112,6 +112,8 @@ def test_a_run_with_options_of_its_engine_is_played_on_another_engine_without_th
         (["checkpoint={run}", "env.engine=foo"], "env.engine=foo"),
         (["checkpoint={run}", "env.engin=torch"], "env.engin: there is no such key; did you mean engine?"),
         (["checkpoint={run}", "env.pools=many"], "env.pools: Value 'many'"),
+        (["checkpoint={run}", "env.timeout=1e300"], "env.timeout=1e+300 must be greater than 0 and at most 1e+09"),
+        (["checkpoint={run}", "env.module=nope"], "env.module=nope cannot be imported"),
         (["checkpoint={run}", "env.foo=1"], "env.foo: there is no such key; there are id, engine, module,"),
         (
             ["checkpoint={run}", "deterministic=true"],

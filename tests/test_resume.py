@@ -13,9 +13,11 @@ import pytest
 import torch
 from small_runs import differences, rows, run_until, small_config, without_times
 
+from envs.base import EnvError
+from envs.torch_classic import TorchVecEnv
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.console import QuietConsole
 from trainer.loop import Trainer
 from trainer.ppo import PPO
@@ -111,6 +113,37 @@ def test_another_engine_begins_new_episodes(tmp_path: Path):
     assert resume(tmp_path / "run", 4, "env.engine=envpool") == 143
     assert resume(tmp_path / "run", 5, "env.engine=torch") == 143
     assert [row["update"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_that_fails_half_way_through_a_rollout_resumes_with_new_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    steps, send = 0, TorchVecEnv.send
+
+    def fail(env: TorchVecEnv, pool: int, actions: torch.Tensor) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 19:
+            raise EnvError("broken")
+        send(env, pool, actions)
+
+    monkeypatch.setattr(TorchVecEnv, "send", fail)
+    limits = ("env.engine=torch", "rollout_length=8", "env.max_episode_steps=6", "total_steps=500")
+    with pytest.raises(EnvError, match="broken"):
+        train(small_config("out=run", *limits), tmp_path)
+    assert len(rows(tmp_path / "run")) == 2, "the failure came in the third rollout"
+    assert resume(tmp_path / "run", 5) == 143
+    lengths = [row["episode_length"] for row in rows(tmp_path / "run")]
+    assert lengths == [6.0] * 5, "no episode lacks the rows that were collected in vain"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe"])
+def test_a_configuration_that_is_no_text_is_refused_by_name(run: RunFolder, tmp_path: Path, content: bytes):
+    shutil.copytree(run.path, tmp_path / "copy")
+    copy = RunFolder.existing(tmp_path / "copy")
+    copy.config.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"copy/config\.yaml (is empty|cannot be read)"):
+        copy.read_config()
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from trainer.timing import PHASES
 
 _STYLES = ("green", "yellow", "cyan", "magenta", "blue", "bright_black", "white", "red")
 _COLORS: dict[str, str] = dict(zip(PHASES, _STYLES, strict=True))
+_STDERR = 2
 _WIDTH = 80
 _BAR_WIDTH = 56
 _SHOWN_SHARE = 0.005  #: phases below it are left out of the text
@@ -93,8 +94,12 @@ def say(text: str, stream: TextIO | None) -> None:
             print(text, file=stream, flush=True)
 
 
-def accept_any_encoding() -> None:
-    """Let signs that a terminal does not know become question marks, for this whole process, instead of an error."""
+def prepare_streams() -> None:
+    """Let this process write to any terminal or none: signs that it does not know become question marks, and standard
+    descriptors that were closed lead nowhere, lest a file of the run gets their numbers and what is written to them."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(descriptor)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from trainer.config import ConfigError
 from trainer.evaluate import Agent
+from trainer.files import write_atomically
 from trainer.normalize import Scaling
 
 FORMATS = (".onnx", ".pt2")
@@ -58,6 +59,7 @@ def export_policy(agent: Agent, observations: Tensor, path: Path, notes: dict[st
 
     Raises:
         ConfigError: another suffix, or a package is missing.
+        OSError: the file cannot be written; names it.
     """
     if path.suffix not in FORMATS:
         raise ConfigError(f"out={path}: the file must end in {' or '.join(FORMATS)}")
@@ -68,7 +70,7 @@ def export_policy(agent: Agent, observations: Tensor, path: Path, notes: dict[st
     with torch.no_grad(), _quiet():
         if path.suffix == ".pt2":
             program = torch.export.export(module, tuple(inputs), dynamic_shapes=shapes)
-            return torch.export.save(program, path, extra_files=notes)
+            return write_atomically(path, lambda file: torch.export.save(program, file, extra_files=notes))
         try:
             model = torch.onnx.export(
                 module,
@@ -83,7 +85,7 @@ def export_policy(agent: Agent, observations: Tensor, path: Path, notes: dict[st
     if model is None:
         raise ConfigError(f"out={path}: torch.onnx.export gave no model")
     model.model.metadata_props.update(notes)
-    return model.save(path)
+    return write_atomically(path, lambda file: file.write(model.model_proto.SerializeToString()))
 
 
 @contextlib.contextmanager

@@ -58,6 +58,7 @@ class Trainer:
         self.skipped_in_a_row = 0
         self._told: set[str] = set()  #: faults of the env that a person knows of
         self.newest: tuple[Rollout, torch.Tensor] | None = None  #: the last rollout and its rewards, until the next
+        self.is_between_rollouts = True  #: False half way through one: the envs are ahead of all that was counted
         self.is_whole = True  #: False half way through an update: such a state must not be saved
         self.clock.start()
 
@@ -115,6 +116,7 @@ class Trainer:
         interval = self.config.env.reseed_interval
         if interval and self.update and self.update % interval == 0:
             self.start_envs_anew()
+        self.is_between_rollouts = False
         rollout = self.source.collect()
         rewards = self._rewards(rollout)
         if self.probe is not None:
@@ -134,7 +136,7 @@ class Trainer:
         self.clock.lap()
         with self.clock.phase("log"):
             metrics = self._read(rollout, statistics, steps)
-        self.is_whole = True
+        self.is_between_rollouts = self.is_whole = True
         return metrics
 
     def _rewards(self, rollout: Rollout) -> torch.Tensor:
@@ -179,9 +181,7 @@ class Trainer:
         for name, number in faults.items():
             if number and name not in self._told:
                 self._told.add(name)
-                self.console.notice(
-                    f"update {self.update}: {name}={number}; later ones are counted in the metrics"
-                )
+                self.console.notice(f"update {self.update}: {name}={number}; later ones are counted in the metrics")
         return faults
 
     def _watch_skipped(self, numbers: dict[str, float], rollout: Rollout) -> None:
@@ -233,7 +233,7 @@ class Trainer:
                 "skipped_in_a_row": self.skipped_in_a_row,
             },
             "rng": checkpoint.rng_state(self.device),
-            "source": self.source.state_dict(),
+            "source": self.source.state_dict() if self.is_between_rollouts else {},  # without it envs start anew
             "env_id": self.env.id,
             "config": to_yaml(self.config),
         }

@@ -31,11 +31,14 @@ def read_metrics(path: Path) -> list[Metrics]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = json.loads(line)
+        except ValueError:  # no JSON, or no UTF-8
             break
+        if not isinstance(row, dict):
+            break
+        rows.append(row)
     return rows
 
 

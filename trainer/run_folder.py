@@ -26,6 +26,20 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
 
+    def read_config(self) -> str:
+        """The content of ``config.yaml``.
+
+        Raises:
+            ConfigError: it is no text, or empty.
+        """
+        try:
+            text = self.config.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self.config} cannot be read: {error}") from error
+        if not text.strip():
+            raise ConfigError(f"{self.config} is empty")
+        return text
+
     @classmethod
     def create(cls, config: Config, base: Path) -> RunFolder:
         """Make a new run's folder; two runs that start in the same second get two folders.

@@ -91,13 +91,17 @@ def from_omegaconf(composed: DictConfig) -> Config:
         raise ConfigError(one_line(error)) from error
     if not isinstance(config, Config):
         raise ConfigError(f"the configuration is a {type(config).__name__}, not a mapping of keys")
-    _import_own(config.env.module)
+    import_own(config.env.module)
     validate(config)
     return config
 
 
-def _import_own(module: str | None) -> None:
-    """Import what registers the user's own envs, also from the working directory."""
+def import_own(module: str | None) -> None:
+    """Import what registers the user's own envs, also from the working directory.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
     if module is None:
         return
     if os.getcwd() not in sys.path:
