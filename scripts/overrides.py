@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,7 +43,7 @@ def parse_options(kind: type[Options], arguments: list[str]) -> Options:
     for argument in arguments:
         if argument.startswith("-") or "=" not in argument:
             word = argument.lstrip("-")
-            right = word if "=" in word else f"{fields(kind)[0].name}={word}"
+            right = word if "=" in word else f"{next(iter(vars(kind())))}={word}"
             raise ConfigError(f"{argument}: an argument is key=value, without dashes: {right}")
     try:
         options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.from_cli(arguments)))

@@ -16,10 +16,10 @@ from trainer.console import (
     LiveConsole,
     PlainConsole,
     QuietConsole,
-    prepare_streams,
     count,
     duration,
     make_console,
+    prepare_streams,
     say,
 )
 from trainer.timing import PHASES
