@@ -20,11 +20,15 @@ class Engine(NamedTuple):
     module: str
     class_name: str
     requirement: str  #: what ``pip install`` takes
+    settings: tuple[str, ...] = ()  #: keys of ``env`` that it takes besides its options
 
+
+_ON_THE_HOST = ("pools", "num_threads", "timeout")
 
 ENGINES = {
-    "envpool": Engine("envs.envpool_cpu", "EnvPoolVecEnv", "-e ."),
-    "mujoco_warp": Engine("envs.mujoco_warp", "MujocoWarpVecEnv", "-e '.[warp]'"),
+    "envpool": Engine("envs.envpool_cpu", "EnvPoolVecEnv", "-e .", _ON_THE_HOST),
+    "gymnasium": Engine("envs.gymnasium_vec", "GymnasiumVecEnv", "-e .", _ON_THE_HOST),
+    "mujoco_warp": Engine("envs.mujoco_warp", "MujocoWarpVecEnv", "-e '.[warp]'", ("physics",)),
     "torch": Engine("envs.torch_classic", "TorchVecEnv", "-e ."),
 }
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from envs.base import EnvError
+from envs.observations import as_float32
 
 MODES = ("clip", "rescale", "squash", "none")
 _NARROWEST, _WIDEST = 1e-6, 1e6  # bounds outside are placeholders: EnvPool has 2e-308 .. 2e308 (VizDoom), +-1e10 (LQR)
@@ -94,6 +95,17 @@ def index_range(space: Space) -> tuple[NDArray, NDArray] | None:
     else:
         return None
     return first, first + count - 1
+
+
+def float_actions(id: str, space: Space, indices: str) -> Box:
+    """The ``Box`` of float actions in float32; ``indices`` names the discrete spaces that the engine takes besides.
+
+    Raises:
+        EnvError: another space.
+    """
+    if not isinstance(space, Box) or not np.issubdtype(space.dtype, np.floating):
+        raise EnvError(f"env.id={id} has actions of {space}; only {indices} and Box of floats are supported")
+    return as_float32(space)
 
 
 def check_layout(actions: Tensor, space: Space, num_envs: int) -> None:

@@ -27,6 +27,9 @@ CASES = [
     Case("CartPole-v1", "envpool", {"num_threads": 1}),
     Case("Pendulum-v1", "envpool", {"num_threads": 1, "pools": 1}),
     Case("Ant-v5", "envpool", {"num_threads": 1}),
+    Case("CartPole-v1", "gymnasium", {}),
+    Case("CartPole-v1", "gymnasium", {"vectorization_mode": "async"}),
+    Case("Pendulum-v1", "gymnasium", {"pools": 2}),
     Case("CartPole-v1", "torch", {}),
     Case("Pendulum-v1", "torch", {}),
     Case("Ant-v5", "mujoco_warp", {}),
@@ -36,7 +39,7 @@ Make = Callable[..., VecEnv]
 
 
 def name_of(case: Case) -> str:
-    return f"{case.engine}-{case.id}"
+    return "-".join([case.engine, case.id, *map(str, case.options.values())])
 
 
 @pytest.fixture(params=CASES, ids=name_of)

@@ -66,7 +66,7 @@ def test_envpool_names_resolve(name: str, expected: str) -> None:
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(EnvError, match=r"env\.engine=isaac is unknown: envpool, mujoco_warp, torch"):
+    with pytest.raises(EnvError, match=r"env\.engine=isaac is unknown: envpool, gymnasium, mujoco_warp, torch"):
         envs.make("Ant", "isaac", 1)
 
 

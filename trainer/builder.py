@@ -62,10 +62,7 @@ def make_env(
 ) -> VecEnv:
     """The env of this rank, or one of its ``members`` side by side, with the options that its engine takes."""
     options = {**config.options, **config.training_options}
-    if config.engine == "envpool":
-        options |= {"pools": config.pools, "num_threads": config.num_threads, "timeout": config.timeout}
-    if config.engine == "mujoco_warp":
-        options |= {"physics": config.physics}
+    options |= {key: getattr(config, key) for key in envs.ENGINES[config.engine].settings}
     if config.max_episode_steps is not None:
         options["max_episode_steps"] = config.max_episode_steps
     return envs.make(

@@ -21,11 +21,11 @@ class EnvConfig:
     """Which env, on which engine, and how it is stepped."""
 
     id: str = "Ant"  #: an id the engine knows; without a version the newest one is taken
-    engine: str = "envpool"  #: envpool | mujoco_warp | torch | one's own (`envs.ENGINES`)
+    engine: str = "envpool"  #: envpool | gymnasium | mujoco_warp | torch | one's own (`envs.ENGINES`)
     module: str | None = None  #: a Python module to import first: it registers engines or tasks of one's own
-    #: groups of envs: EnvPool's take turns under PPO; each has an actor under IMPALA, on any engine; 0: two if they fit
+    #: groups of envs: on a CPU they take turns under PPO; each has an actor under IMPALA, on any engine; 0: automatic
     pools: int = 0
-    num_threads: int = 0  #: EnvPool: threads per pool; 0 shares the cores among pools and local ranks
+    num_threads: int = 0  #: EnvPool: threads per pool, 0 shares the cores; gymnasium async: envs at a time, 0 all
     timeout: float = 300.0  #: seconds after which a step that does not return is an error
     action_map: str = "clip"  #: how raw actions enter the bounds: clip | rescale | squash | none
     max_episode_steps: int | None = None  #: overrides the env's own time limit

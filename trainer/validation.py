@@ -154,7 +154,7 @@ def validate(config: Config) -> None:
         _check_range(config, key, low, high, low_allowed)
     _check_algorithm(config)
     _check_policy(config)
-    if config.env.engine == "envpool" and config.env.pools > config.num_envs:
+    if "pools" in envs.ENGINES[config.env.engine].settings and config.env.pools > config.num_envs:
         raise ConfigError(f"env.pools={config.env.pools} is more than num_envs={config.num_envs}")
     for key in ("env.options", "env.training_options"):
         for option in get(config, key):
