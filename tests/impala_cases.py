@@ -80,6 +80,14 @@ class LearnerCase:
         return {name: float(value) for name, value in statistics.items()}
 
 
+def independent_policy(case: LearnerCase) -> torch.distributions.Distribution:
+    """The present policy over rows 0 .. T-1, from torch's own distributions."""
+    outputs = case.policy.actor(case.rollout.observations[:-1].flatten(2))
+    if case.policy.log_std is None:
+        return torch.distributions.Categorical(logits=outputs)
+    return torch.distributions.Independent(torch.distributions.Normal(outputs, case.policy.log_std.exp()), 1)
+
+
 def gradient_of(case: LearnerCase, loss: Tensor) -> dict[str, Tensor]:
     """The gradient of a loss in the case's parameters."""
     names, parameters = zip(*case.policy.named_parameters(), strict=True)

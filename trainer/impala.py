@@ -147,7 +147,7 @@ class Impala:
         self._sums.zero_()
         log_probs, _, advantages, weights, targets = self._credit
         if self.config.normalize_advantages:
-            advantages = _standardized(advantages, weights, self._window.valid)
+            advantages = standardized(advantages, weights, self._window.valid)
         if self._value_normalizer is not None:
             targets = self._value_normalizer.normalize(targets)
         window, learned = self._window, Learned(log_probs, advantages, targets)
@@ -222,20 +222,25 @@ class Impala:
             batch.learn.reset()
 
 
-def _standardized(advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
+def standardized(advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
     """``w * (A - b) / rms`` with ``b = sum(w * A) / sum(w)``, over all valid rows of all ranks.
 
     Under the present policy the mean is then 0, and a row of weight 0, which it would never have come to, keeps none.
+    Where the A do not vary, the result is 0.
 
     Args:
         advantages: ``w * A``, ``[T, N]``, 0 in filler rows, as is the result.
         weights: the importance weights ``w``, ``[T, N]``, 0 in filler rows.
         valid: ``[T, N]`` bool.
     """
-    weighted, weight = distributed.sum_(torch.stack([advantages.sum(), weights.sum()])).unbind()
-    centred = advantages - weights * (weighted / weight.clamp(min=1e-8))
+    totals = torch.stack([advantages.sum(dtype=torch.float64), weights.sum(dtype=torch.float64)])
+    weighted, weight = distributed.sum_(totals).unbind()
+    mean = (weighted / weight.clamp(min=1e-8)).to(advantages.dtype)
+    centred = advantages - weights * mean
     squares, count = distributed.sum_(torch.stack([centred.square().sum(), valid.sum()])).unbind()
-    return centred / ((squares / count.clamp(min=1.0)).sqrt() + 1e-8)
+    rms = (squares / count.clamp(min=1.0)).sqrt()
+    # equal advantages leave a spread of roundings; a NaN is none: it goes on, to be seen
+    return torch.where(rms <= 1e-6 * mean.abs(), 0.0, centred / (rms + 1e-8))
 
 
 def _make_optimizer(config: ImpalaConfig, policy: ActorCritic, learning_rate: Tensor) -> torch.optim.Optimizer:
