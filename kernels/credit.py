@@ -22,8 +22,8 @@ The other operations are in `kernels.q_targets`, `kernels.returns` and `kernels.
 - ``moments=True`` adds a ``[3]`` tensor: count, mean and sum of squared deviations of the valid advantages.
 
 Refused with a message that names the argument, its shape, dtype and device: ``TypeError`` for a wrong kind or dtype,
-``ValueError`` for a wrong shape, device or range, a negative view (torch's lazy negation), missing bootstrap values, and
-a backend that cannot run here.
+``ValueError`` for a wrong shape, device or range, a negative view (torch's lazy negation), missing bootstrap values,
+and a backend that cannot run here.
 """
 
 from __future__ import annotations
