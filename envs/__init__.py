@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -23,13 +24,14 @@ class Engine(NamedTuple):
     settings: tuple[str, ...] = ()  #: keys of ``env`` that it takes besides its options
 
 
+_PLAIN = "-e ."
 _ON_THE_HOST = ("pools", "num_threads", "timeout")
 
 ENGINES = {
-    "envpool": Engine("envs.envpool_cpu", "EnvPoolVecEnv", "-e .", _ON_THE_HOST),
-    "gymnasium": Engine("envs.gymnasium_vec", "GymnasiumVecEnv", "-e .", _ON_THE_HOST),
+    "envpool": Engine("envs.envpool_cpu", "EnvPoolVecEnv", _PLAIN, _ON_THE_HOST),
+    "gymnasium": Engine("envs.gymnasium_vec", "GymnasiumVecEnv", _PLAIN, _ON_THE_HOST),
     "mujoco_warp": Engine("envs.mujoco_warp", "MujocoWarpVecEnv", "-e '.[warp]'", ("physics",)),
-    "torch": Engine("envs.torch_classic", "TorchVecEnv", "-e ."),
+    "torch": Engine("envs.torch_classic", "TorchVecEnv", _PLAIN),
 }
 
 
@@ -72,9 +74,21 @@ def resolve(name: str, engine: str = "envpool") -> str:
     """Return the exact id that ``name`` means to ``engine``: ``Ant`` is its newest version, e.g. ``Ant-v5``.
 
     Raises:
-        EnvError: unknown or ambiguous; the message lists the closest ids.
+        EnvError: unknown or ambiguous; the message lists the closest ids, or another engine that has it.
     """
-    return resolve_among(name, _load(engine).known_ids(), engine)
+    known_ids = _load(engine).known_ids()
+    try:
+        return resolve_among(name, known_ids, engine)
+    except EnvError as error:
+        raise EnvError(f"{error}{_elsewhere(name, engine)}") from error
+
+
+def _elsewhere(name: str, engine: str) -> str:
+    """The end of a message: another engine of the plain installation that knows ``name``, if there is one."""
+    for other in (other for other, entry in ENGINES.items() if entry.requirement == _PLAIN and other != engine):
+        with suppress(EnvError):
+            return f"; env.engine={other} has {resolve_among(name, _load(other).known_ids(), other)}"
+    return ""
 
 
 def _load(engine: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ from envs.base import EnvError
 
 #: What a terminal or a scheduler sends to all of a run's processes: its first one saves, then closes the others.
 _LEFT_TO_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+#: Folders of code that is not the user's.
+_INSTALLED = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
 
 
 class Pool:
@@ -179,9 +182,10 @@ def _in_processes(make: Sequence[Callable[[], gymnasium.Env]], num_threads: int)
 
 
 def in_one_line(error: Exception) -> str:
-    """Type, text and origin of what an env raised, e.g. ``ValueError: no such map (my_envs.py:31)``."""
+    """Type, text and the last place in the user's own code, e.g. ``ValueError: no such map (my_envs.py:31)``."""
     text = next(iter(str(error).splitlines()), "")
-    origin = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    origin = next((frame for frame in reversed(frames) if not frame.filename.startswith(_INSTALLED)), frames[-1])
     return f"{type(error).__name__}: {text} ({Path(origin.filename).name}:{origin.lineno})"
 
 

@@ -86,6 +86,7 @@ class TorchVecEnv(VecEnv):
         self._started, self._result = False, None
         self._counted = 0  #: faults that `counters` has told of
         self._allocate()
+        self._check_observations()
         self._step = step_function(self._task, self._limit)
         if self.device.type == "cuda" if compile is None else compile:
             self._step = self._compiled(self._step)
@@ -185,6 +186,11 @@ class TorchVecEnv(VecEnv):
         )
         action_dtype = self._dtype if index_range(self._task.action_space) is None else torch.int64
         self._actions = zeros(action_dtype, *(self._task.action_space.shape or ()))
+
+    def _check_observations(self) -> None:
+        found = list(self._task.observe(self._columns.state).shape)
+        expected = [self.num_envs, *(self.single_observation_space.shape or ())]
+        _refuse(found != expected, f"{self.id}: observe gives {found}, its observation_space says {expected}")
 
     def _compiled(self, step: StepFunction) -> StepFunction:
         """Compile now, on throw-away columns, so that the first real step may already be captured."""

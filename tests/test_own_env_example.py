@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from gymnasium.spaces import MultiBinary
+from gymnasium.spaces import Box, MultiBinary
 
 import envs
 from envs.base import EnvError
@@ -59,3 +60,25 @@ def test_a_taken_id_is_refused() -> None:
 def test_a_task_that_contradicts_itself_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(EnvError, match=next(iter(wrong))):
         Task(**(vars(TASKS["Pendulum-v1"]) | wrong))
+
+
+def test_observations_of_another_width_than_declared_are_refused() -> None:
+    narrow = Box(-9, 9, (2,))
+    with patch.dict(TASKS):
+        register_task("Narrow-v0", replace(TASKS["Pendulum-v1"], observation_space=narrow))
+        with pytest.raises(EnvError, match=r"Narrow-v0: observe gives \[5, 3\], its observation_space says \[5, 2\]"):
+            envs.make("Narrow", "torch", 5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU is told")
+@pytest.mark.parametrize("engine", ["envpool", "gymnasium", "torch"])
+def test_a_device_that_is_absent_is_refused_by_every_engine(engine: str) -> None:
+    with pytest.raises(EnvError, match="device=cuda cannot be used: "):
+        envs.make("CartPole", engine, 2, device="cuda")
+
+
+def test_an_id_that_another_engine_has_is_told_with_that_engine() -> None:
+    with patch.dict(TASKS):
+        register_task("Slide-v0", TASKS["Pendulum-v1"])
+        with pytest.raises(EnvError, match=r"Slide is unknown to env.engine=gymnasium; env.engine=torch has Slide-v0"):
+            envs.resolve("Slide", "gymnasium")
