@@ -14,23 +14,24 @@ def gather_rows(source: Tensor, indices: Tensor, valid: Tensor, *, backend: Back
 
     Args:
         source: ``[R, *shape]``, contiguous, any dtype.
-        indices: ``[B]`` int64, in [0, R), unchecked.
-        valid: ``[R]`` bool.
+        indices: ``[B]`` int64, contiguous, in [0, R), unchecked.
+        valid: ``[R]`` bool, contiguous.
         backend: ``triton`` (one launch; CUDA), ``torch``, or ``auto`` (Triton on CUDA, else torch).
 
     Returns:
         ``[B, *shape]``, of the source's dtype.
 
     Raises:
-        ValueError: shapes that do not fit, a source that is not contiguous, or a backend that cannot run here.
+        ValueError: shapes that do not fit, a tensor that is not contiguous, or a backend that cannot run here.
     """
     if valid.shape != source.shape[:1] or indices.dim() != 1:
         raise ValueError(
             f"valid, indices: expected [R] and [B] for source {describe(source)}, got {describe(valid)} and "
             f"{describe(indices)}"
         )
-    if not source.is_contiguous():
-        raise ValueError(f"source: expected contiguous rows, got {describe(source)}")
+    for name, x in (("source", source), ("indices", indices), ("valid", valid)):
+        if not x.is_contiguous():
+            raise ValueError(f"{name}: expected a contiguous tensor, got {describe(x)} with strides {x.stride()}")
     if runs_triton(backend, source.is_cuda):
         return torch.ops.rollscan.gather_rows(source, indices, valid)
     rows = source.index_select(0, indices)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.loss_inputs import HALF_LOG_2PI, Coefficients, LossInputs, Scalar
+from kernels.torch_rows import taken
 
 
 class _Rows(NamedTuple):
@@ -116,8 +117,7 @@ def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     log_probs = logits.log_softmax(-1)
     # a probability of 0 meets a finite number: 0 * -inf would be NaN, here or in the gradient
     bounded = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
-    taken = log_probs.gather(-1, actions[:, None].long()).squeeze(-1)
-    return taken, -(log_probs.exp() * bounded).sum(-1)
+    return taken(log_probs, actions), -(log_probs.exp() * bounded).sum(-1)
 
 
 def _clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: Scalar) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,12 +149,12 @@ def explained_variance(
         merge: joins the moments of these rows with those of others: ``[3, 2]``, count, mean and sum of squared
             deviations (M2) of targets and residuals.
     """
-    count = valid.sum().clamp(min=1)
+    count = valid.sum()
 
     def moments(x: Tensor) -> Tensor:
-        mean = torch.where(valid, x, 0).sum() / count
+        mean = torch.where(valid, x, 0).sum() / count.clamp(min=1)
         return torch.stack([count, mean, torch.where(valid, (x - mean).square(), 0).sum()])
 
-    count, mean, m2 = merge(torch.stack([moments(targets), moments(targets - values)], dim=1)).to(targets.dtype)
-    variance, residual = (m2 / count).unbind()
+    counts, mean, m2 = merge(torch.stack([moments(targets), moments(targets - values)], dim=1)).to(targets.dtype)
+    variance, residual = (m2 / counts.clamp(min=1)).unbind()
     return torch.where(_is_constant(variance.sqrt(), mean[0]), 0.0, 1.0 - residual / variance)

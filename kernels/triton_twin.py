@@ -174,18 +174,6 @@ def weight_gradient_kernel(
 
 
 @triton.jit
-def sum_rows_kernel(parts, sums, counts, sizes, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """``sums = parts.sum(0)`` of two matrices ``[counts, sizes]``, in a fixed order."""
-    i = tl.program_id(1)
-    x, y, count, size = pick(parts, i), pick(sums, i), pick(counts, i), pick(sizes, i)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in tl.range(0, count, ROWS):
-        total += load_tile(x, size, start + tl.arange(0, ROWS), count, column, size, tl.float32)
-    tl.store(y + column, tl.sum(total, 0), mask=column < size)
-
-
-@triton.jit
 def pack_kernel(
     weights, packed, turned, part_size, starts, widths, depths, COUNT: tl.constexpr, PARTS: tl.constexpr,
     ROUND: tl.constexpr, SIDE: tl.constexpr,

@@ -14,13 +14,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from kernels.operations import describe
 from kernels.triton_call import Launch, run
 from kernels.triton_tiles import next_power
-from kernels.triton_twin import (
-    input_gradient_kernel,
-    layer_kernel,
-    pack_kernel,
-    sum_rows_kernel,
-    weight_gradient_kernel,
-)
+from kernels.triton_twin import input_gradient_kernel, layer_kernel, pack_kernel, weight_gradient_kernel
 
 INTERPRETED = isinstance(layer_kernel, InterpretedFunction)
 Pair = tuple[Any, Any]
@@ -75,7 +69,7 @@ class Format(NamedTuple):
 #: Rows of a weight gradient's tile of tf32 are few, so that it is no warp group's: that would want both operands
 #: turned.
 FORMATS = {
-    "bfloat16": Format(torch.bfloat16, Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 3), Tile(128, 128, 64, 8, 2)),
+    "bfloat16": Format(torch.bfloat16, Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3)),
     "tf32": Format(
         torch.float32, Tile(64, 128, 32, 4, 3, "tf32"), Tile(64, 128, 32, 4, 3, "tf32"),
         Tile(32, 256, 32, 4, 3, "tf32"),
@@ -86,7 +80,6 @@ FORMATS = {
     ),
 }  # fmt: skip
 _PACK_SIDE = 32
-_SUM_TILE, _SUM_ROWS = 2048, 64
 
 
 def forward(
@@ -116,9 +109,9 @@ def backward(
     last layer; and of the other biases."""
     gradients = gradients[0].contiguous(), gradients[1].contiguous()
     layers = layers_of(parameters, packed)
-    sums, launches = backward_launches(gradients, inputs, layers, memory, activation, FORMATS[precision])
+    parts, launches = backward_launches(gradients, inputs, layers, memory, activation, FORMATS[precision])
     run(launches, inputs.device)
-    return sums
+    return parts[0].sum(0), parts[1].sum(0)
 
 
 def pack(parameters: Sequence[Tensor], format: Format) -> tuple[Tensor, Launch]:
@@ -186,7 +179,7 @@ def forward_launches(
 def backward_launches(
     gradients: Pair, inputs: Tensor, layers: list[Layer], memory: Tensor, activation: str, format: Format
 ) -> tuple[Pair, list[Launch]]:
-    """What `backward` returns, and what fills it."""
+    """Parts of what `backward` returns, one in a row, and what fills them."""
     rows = len(inputs)
     values = [(inputs, inputs), *hidden_of(memory, layers, rows)]
     below = hidden_of(torch.empty_like(memory), layers, rows)
@@ -204,19 +197,7 @@ def backward_launches(
         if index:
             gradients, place = below[index - 1], bias_starts[2 * index - 2 : 2 * index]
             launches.append(_input_gradient(*arguments, gradients, bias_parts, place, rows, activation, format))
-    sums, summing = _sums((parts, bias_parts))
-    return sums, [*launches, summing]
-
-
-def _sums(parts: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], Launch]:
-    """The sums over the rows of two matrices, and what fills them."""
-    first, second = (x.new_empty(x.shape[1]) for x in parts)
-    counts, sizes = zip(*(x.shape for x in parts), strict=True)
-    rows = min(_SUM_ROWS, next_power(max(counts)))
-    columns = _SUM_TILE // rows
-    arguments = (parts, (first, second), counts, sizes)
-    grid = (-(-max(sizes) // columns), 2)
-    return (first, second), Launch(sum_rows_kernel, grid, arguments, {"ROWS": rows, "COLUMNS": columns})
+    return (parts, bias_parts), launches
 
 
 def _starts(sizes: list[int]) -> tuple[int, ...]:
@@ -268,7 +249,7 @@ def _grid(tile: Tile, rows: int, columns: int) -> tuple[int, int, int]:
 def _constants(format: Format, tile: Tile) -> dict[str, Any]:
     # the interpreter multiplies float32 as it is, under no other name, and takes bfloat16 for integers
     products = "ieee" if INTERPRETED and tile.products == "bf16x6" else tile.products
-    is_short = format.dtype == torch.bfloat16 or (tile.products == "parts" and not INTERPRETED)
+    is_short = not INTERPRETED and (format.dtype == torch.bfloat16 or tile.products == "parts")
     return {
         "DOT": tl.bfloat16 if is_short else tl.float32, "PRECISION": products, "ROWS": tile.rows,
         "COLUMNS": tile.columns, "STEP": tile.step, "num_warps": tile.warps, "num_stages": tile.stages,

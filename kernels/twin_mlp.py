@@ -43,7 +43,7 @@ def twin_mlp(
 
     Args:
         inputs: ``[B, I]`` float32, contiguous rows; a constant, no gradient reaches it.
-        first, second: the linear layers of each network, float32.
+        first, second: the linear layers of each network, float32, contiguous.
         activation: ``elu``, ``relu`` or ``tanh``.
         precision: what products take, and what hidden layers are kept in. ``bfloat16``; ``tf32``: float32 with 10 bits
             behind the point, rounded where the kernels write it, cut off where it is given; ``float32``: all 24 bits, a
@@ -54,11 +54,11 @@ def twin_mlp(
 
     Raises:
         TypeError: a dtype that is not float32.
-        ValueError: shapes that do not chain, other hidden widths in the second network, an unknown choice, or a backend
-            that cannot run here.
+        ValueError: shapes that do not chain, a weight or bias that is not contiguous, other hidden widths in the second
+            network, an unknown choice, or a backend that cannot run here.
     """
     _check(inputs, first, second, activation, precision)
-    if not runs_triton(backend, inputs.is_cuda):
+    if not runs_triton(backend, inputs.is_cuda) or not len(inputs):
         return TwinOutputs(*(_mlp(inputs.detach(), layers, activation, precision) for layers in (first, second)))
     parameters = [x for pair in zip(first, second, strict=True) for layer in pair for x in layer]
     one, two, *_ = torch.ops.rollscan.twin_mlp(inputs.detach(), parameters, activation, precision)
@@ -89,6 +89,11 @@ def _check(inputs: Tensor, first: Sequence[Linear], second: Sequence[Linear], ac
                 raise ValueError(
                     f"{name}[{index}]: expected a weight [outputs, {width}] and a bias [outputs], got "
                     f"{describe(weight)} and {describe(bias)}"
+                )
+            if not (weight.is_contiguous() and bias.is_contiguous()):
+                raise ValueError(
+                    f"{name}[{index}]: expected a contiguous weight and bias, got strides {weight.stride()} and "
+                    f"{bias.stride()}"
                 )
             width = len(bias)
     for index, ((weight, _), (other, _)) in enumerate(zip(first[:-1], second[:-1], strict=True)):

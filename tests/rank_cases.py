@@ -12,7 +12,7 @@ import torch
 from fake_env import CPU, Script, ScriptedEnv, make_collector, make_policy, random_script
 from impala_cases import make_learner
 
-from trainer import distributed
+from trainer import distributed, losses
 from trainer.config import CreditConfig, PPOConfig
 from trainer.episodes import EpisodeTracker
 from trainer.estimator import estimate
@@ -61,6 +61,9 @@ def update(
 SCRIPT = random_script(9, 8, seed=2)
 
 
+TARGETS, NOISE = 100 + torch.arange(8.0), 0.3 * torch.tensor([1.0, -1.0]).repeat(4)
+
+
 def primitives(rank: int) -> Result:
     parameter = torch.nn.Parameter(torch.full((2, 3), float(rank)))
     untouched = torch.nn.Parameter(torch.zeros(4))
@@ -73,6 +76,7 @@ def primitives(rank: int) -> Result:
         "gradient": parameter.grad,
         "parameter": parameter.detach(),
         "any": [distributed.any_rank(flag, CPU) for flag in (False, rank == 1, True)],
+        "explained": losses.explained_variance(TARGETS + NOISE, TARGETS, torch.full((8,), rank == 0)),
     }
 
 

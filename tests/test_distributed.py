@@ -12,11 +12,23 @@ from pathlib import Path
 import pytest
 import torch
 from fake_env import CPU
-from rank_cases import RANKS, SCENARIOS, SCRIPT, Result, collected, episodes, off_policy, on_policy, work
+from rank_cases import (
+    NOISE,
+    RANKS,
+    SCENARIOS,
+    SCRIPT,
+    TARGETS,
+    Result,
+    collected,
+    episodes,
+    off_policy,
+    on_policy,
+    work,
+)
 from small_runs import SMALL, rows
 from torch.multiprocessing.spawn import spawn
 
-from trainer import distributed
+from trainer import distributed, losses
 from trainer.builder import resolve_device
 from trainer.config import ConfigError
 from trainer.policy import ActorCritic
@@ -48,6 +60,12 @@ def test_the_small_agreements(ranks: list[dict[str, Result]]) -> None:
         assert torch.equal(got["gradient"], torch.full((2, 3), 3.0))
         assert torch.equal(got["parameter"], torch.zeros(2, 3))
         assert got["any"] == [False, True, True]
+
+
+def test_a_rank_without_a_valid_row_explains_nothing(ranks: list[dict[str, Result]]) -> None:
+    alone = losses.explained_variance(TARGETS + NOISE, TARGETS, torch.ones(8, dtype=torch.bool))
+    for results in ranks:
+        assert results["primitives"]["explained"] == pytest.approx(float(alone))
 
 
 def test_merged_moments_are_those_of_all_rows(ranks: list[dict[str, Result]]) -> None:

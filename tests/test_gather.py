@@ -50,7 +50,9 @@ def test_a_nan_in_a_filler_row_is_not_read(backend: Backend, device: str) -> Non
     [
         ({"valid": torch.ones(4, dtype=torch.bool)}, r"valid, indices: expected \[R\] and \[B\]"),
         ({"indices": torch.zeros(2, 2, dtype=torch.int64)}, r"valid, indices: expected \[R\] and \[B\]"),
-        ({"source": torch.ones(3, 5).t()}, "source: expected contiguous rows"),
+        ({"source": torch.ones(3, 5).t()}, "source: expected a contiguous tensor, got .* with strides"),
+        ({"indices": torch.arange(4)[::2]}, "indices: expected a contiguous tensor, got .* with strides"),
+        ({"valid": torch.ones(10, dtype=torch.bool)[::2]}, "valid: expected a contiguous tensor, got .* with strides"),
     ],
 )
 def test_what_it_cannot_take_is_refused_by_name(change: dict[str, Any], message: str) -> None:

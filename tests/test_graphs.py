@@ -252,7 +252,7 @@ def assert_alike(replayed_run: Run, eager_run: Run) -> None:
 @pytest.mark.gpu
 def test_replays_still_tell_the_phases_and_only_high_detail_the_parts_of_the_update() -> None:
     normal, high = (
-        run(*ENGINES["torch"], f"timing.detail={detail}", updates=6)[0][-1] for detail in ("normal", "high")
+        run(*ENGINES["torch"], f"timing.detail={detail}", updates=12)[0][-1] for detail in ("normal", "high")
     )
     for metrics in (normal, high):
         assert all(
