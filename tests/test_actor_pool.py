@@ -25,6 +25,7 @@ from envs.envpool_cpu import EnvPoolVecEnv
 from envs.group import EnvGroup
 from trainer import actors, builder, checkpoint, evaluate
 from trainer.config import ConfigError
+from trainer.console import QuietConsole
 from trainer.impala import Impala
 from trainer.loop import Trainer
 from trainer.run_folder import RunFolder
@@ -162,6 +163,20 @@ def test_switching_threads_often_changes_no_count():
     steps = [b["env_steps"] - a["env_steps"] for a, b in itertools.pairwise(metrics)]
     assert all(48 <= step <= 64 for step in steps)
     assert sum(metrics[-1]["lag/histogram"]) == 80
+
+
+def test_the_learner_waits_for_the_device_before_it_copies_from_it(monkeypatch: pytest.MonkeyPatch):
+    """A copy to pageable memory that waits for its stream holds up the copies of all other threads."""
+    trainer, calls = Trainer(impala_config(), QuietConsole()), []
+    read, tolist = trainer.clock.read, torch.Tensor.tolist
+    monkeypatch.setattr(trainer.clock, "read", lambda: (calls.append("waits"), read())[1])
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (calls.append("copies"), tolist(tensor))[1])
+    try:
+        trainer.clock.start()
+        trainer.train_one_update()
+    finally:
+        trainer.close()
+    assert calls[-2:] == ["waits", "copies"]
 
 
 @pytest.mark.gpu

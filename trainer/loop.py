@@ -151,8 +151,10 @@ class Trainer:
 
     def _read(self, rollout: Rollout, statistics: dict[str, torch.Tensor], steps: int) -> dict[str, Any]:
         """Read what the device accumulated, and count: here the device waits for the host, so there is little of it."""
-        numbers = dict(zip(statistics, torch.stack(list(statistics.values())).tolist(), strict=True))
+        stacked = torch.stack(list(statistics.values()))
+        # the clock waits for an event: a copy to the host that has to wait would hold up the copies of all actors
         times, of_source = self.source.explain(self.clock.read())
+        numbers = dict(zip(statistics, stacked.tolist(), strict=True))
         self.episode_statistics = self.episodes.statistics()
         shares = phase_shares(times)
         self.update += 1

@@ -84,5 +84,5 @@ class PolicyVersions:
 
 
 def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    for source, target in zip(sources, targets, strict=True):
-        target.copy_(source)
+    # in one call: between two calls another thread may take the interpreter, and the gate's lock is held
+    torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateImportUsage]
