@@ -81,17 +81,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="of the curve's files")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders of one setting")
-    parser.add_argument("--commit", required=True, help="what the runs were made with, or several for resumed ones")
-    parser.add_argument("--labels", nargs="+", help="of the runs, where their seeds do not tell them apart")
+    parser.add_argument("--commit", nargs="+", required=True, help="of all runs or of each; a resumed one has several")
+    parser.add_argument("--labels", nargs="+", default=[None], help="of the runs that seeds do not tell apart")
     parser.add_argument("--title", help="over the picture; default the name")
     parser.add_argument("--most", type=int, default=160, help="rows kept per run")
     arguments = parser.parse_args()
-    labels = arguments.labels or [None] * len(arguments.runs)
-    if len(labels) != len(arguments.runs):
-        parser.error(f"--labels has {len(labels)} for {len(arguments.runs)} runs; give each run one")
-    curves = [
-        curve(run, arguments.most, arguments.commit, label) for run, label in zip(arguments.runs, labels, strict=True)
-    ]
+    count = len(arguments.runs)
+    commits, labels = (given * count if len(given) == 1 else given for given in (arguments.commit, arguments.labels))
+    if not len(commits) == len(labels) == count:
+        parser.error(f"{count} runs, but {len(commits)} of --commit and {len(labels)} of --labels; give one for each")
+    curves = [curve(run, arguments.most, *about) for run, *about in zip(arguments.runs, commits, labels, strict=True)]
     write_csv(CURVES / f"{arguments.name}.csv", curves)
     draw(CURVES / f"{arguments.name}.svg", curves, arguments.title or arguments.name)
     for rows in curves:
