@@ -9,6 +9,8 @@ own; any other key of ``env`` can be changed likewise. ``video=true`` also films
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import statistics
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
 
+import gymnasium
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -32,6 +35,8 @@ from trainer.metrics import write_json
 from trainer.schema import import_own, one_line
 from trainer.validation import check_device_name, validate
 
+_ROOT = Path(__file__).resolve().parent.parent
+_MISSING_PACKAGE = re.compile(r"^\S*(ModuleNotFoundError|DependencyNotInstalled)")
 #: Whether the most likely actions are played.
 _MODES = {"deterministic": True, "sampled": False}
 
@@ -45,6 +50,7 @@ class Options:
     seed: int = 1_000_000
     device: str = "cpu"
     video: bool = False
+    video_timeout: float = 1800.0  #: seconds after which a film that is not done is given up
     env: dict[str, Any] = field(default_factory=dict)  #: what to change in the run's own ``env``
 
 
@@ -92,13 +98,20 @@ def _print(name: str, summary: dict[str, Any]) -> None:
     )
 
 
-def _film(path: Path, target: Path, seed: int) -> None:
+def _film(path: Path, target: Path, options: Options) -> None:
     """Film in a process of its own: a renderer that crashes or hangs takes nothing with it."""
-    command = [sys.executable, "-m", "trainer.video", str(path), str(target), str(seed)]
-    done = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True)
+    print("filming        one episode, which takes minutes without a GPU ...", flush=True)
+    command = [sys.executable, "-m", "trainer.video", str(path), str(target), str(options.seed)]
+    path_of_modules = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path_of_modules}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=options.video_timeout)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"video=true: no film within video_timeout={options.video_timeout} s") from error
     if done.returncode:
         reason = (done.stderr.strip() or "no message").splitlines()[-1]
-        raise ConfigError(f"video=true: no film was made (it needs pip install -e '.[video]'): {reason}")
+        cure = " (pip install -e '.[video]')" if _MISSING_PACKAGE.search(reason) else ""
+        raise ConfigError(f"video=true: no film was made: {reason}{cure}")
     print(f"film           {target}")
 
 
@@ -110,6 +123,11 @@ def run(options: Options) -> None:
     config.num_envs, config.env.pools = options.episodes, 0  # one episode in each
     import_own(config.env.module)
     validate(config)
+    if options.video and config.env.id not in gymnasium.registry:
+        raise ConfigError(
+            f"video=true: Gymnasium, which renders, has no {config.env.id}: films are of its MuJoCo and classic tasks, "
+            "and of envs of your own that are registered there"
+        )
     device = resolve_device(options.device)
     result: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
@@ -131,7 +149,7 @@ def run(options: Options) -> None:
         _print(name, result[name])
     print(f"saved          {target}")
     if options.video:
-        _film(path, folder / f"episode-{state['update']}.mp4", options.seed)
+        _film(path, folder / f"episode-{state['update']}.mp4", options)
 
 
 def main() -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import statistics
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -174,3 +178,46 @@ def test_a_film_has_a_frame_for_every_state(run: Path, monkeypatch: pytest.Monke
     assert frames.shape[0] == length + 1
     assert frames.shape[1:] == (400, 600, 3)
     assert frames[0].std() > 0, "something is to be seen"
+
+
+def film_with(monkeypatch: pytest.MonkeyPatch, run: Path, answer: Callable[..., Any], *arguments: str) -> None:
+    """Ask for a film of one played episode; ``answer`` stands for the process that films."""
+    monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(script.subprocess, "run", answer)
+    command(monkeypatch, f"checkpoint={run}", "episodes=1", "video=true", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("last_line", "told"),
+    [
+        ("ModuleNotFoundError: No module named 'imageio'", "named 'imageio' (pip install -e '.[video]')"),
+        ("gymnasium.error.DependencyNotInstalled: no pygame", "no pygame (pip install -e '.[video]')"),
+        ("RuntimeError: no display", "no film was made: RuntimeError: no display"),
+    ],
+)
+def test_a_film_that_fails_names_its_cure(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last_line: str, told: str
+):
+    with pytest.raises(SystemExit):
+        film_with(monkeypatch, run, lambda *_, **__: SimpleNamespace(returncode=1, stderr=f"Traceback\n{last_line}\n"))
+    printed = capsys.readouterr()
+    assert "filming " in printed.out
+    assert printed.err.endswith(f"{told}\n") and printed.err.count("\n") == 1
+
+
+def test_a_film_that_hangs_is_given_up(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def hang(command: list[str], timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    with pytest.raises(SystemExit):
+        film_with(monkeypatch, run, hang, "video_timeout=7.0")
+    assert capsys.readouterr().err == "error: video=true: no film within video_timeout=7.0 s\n"
+
+
+def test_what_gymnasium_cannot_render_is_said_before_anything_is_played(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delitem(script.gymnasium.registry, "CartPole-v1")
+    with pytest.raises(SystemExit):
+        film_with(monkeypatch, run, pytest.fail)
+    assert "Gymnasium, which renders, has no CartPole-v1" in capsys.readouterr().err
