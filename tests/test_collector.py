@@ -1,6 +1,7 @@
 """The collector writes what a scripted env gave, under the policy that acted, whatever the pools and windows."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ import torch
 from fake_env import ModePolicy, Script, ScriptedEnv, make_collector, make_policy, random_script
 from torch import Tensor
 
+import envs
 from envs.base import StepResult
 from tests import tape
 from trainer import graphs
@@ -161,6 +163,23 @@ def test_results_that_lie_still_are_recorded_by_a_graph(
         if name in Script._fields:
             assert torch.equal(got, getattr(script, name)[: len(got)]), name
     assert captured == [1] * 2 * num_pools  # a pool's record and its policy step
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_pools", [1, 2])
+def test_rows_of_envpool_that_graphs_record_are_those_of_an_eager_run(num_pools: int) -> None:
+    def windows(graphed: bool) -> list[dict[str, Tensor]]:
+        made = envs.make("CartPole-v1", "envpool", 5, num_threads=1, pools=num_pools, device="cuda", seed=3)
+        with closing(made) as env:
+            policy = make_policy(env, kind=ModePolicy).cuda()
+            collector = make_collector(env, policy, LENGTH, graphs=Graphs(enabled=graphed))
+            return [fields(collector.collect()) for _ in range(5)]
+
+    expected = windows(False)
+    assert not all(window["valid"].all() for window in expected)
+    for replayed, eager in zip(windows(True), expected, strict=True):
+        for name in FIELDS:
+            torch.testing.assert_close(replayed[name], eager[name], rtol=0 if name in Script._fields else 1e-5, atol=0)
 
 
 def test_raw_actions_are_stored_and_bounded_ones_are_sent(script: Script) -> None:
