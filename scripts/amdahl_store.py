@@ -24,10 +24,15 @@ class Store:
     Args:
         path: of the file, which need not be there yet.
         origin: where rows that are added come from (`scripts.provenance`).
+
+    Raises:
+        ValueError: the file is there, but has other columns than rows have.
     """
 
     def __init__(self, path: Path, origin: Mapping[str, str]):
         self._path, self._origin = path, dict(origin)
+        if path.is_file():
+            _lines(path)  # refused now, not once a cell is measured
 
     def add(self, rows: list[Row]) -> None:
         """Write rows to the end of the table at once."""
@@ -70,7 +75,8 @@ def _lines(path: Path, source: Mapping[str, str] | None = None) -> list[dict[str
         lines = list(csv.DictReader(file))
     missing = [name for name in _COLUMNS if not lines or name not in lines[0]]
     if missing:
-        raise ValueError(f"{path}: there is no column {missing[0]}" if lines else f"{path}: the table is empty")
+        problem = f"there is no column {missing[0]}, another version wrote it" if lines else "the table is empty"
+        raise ValueError(f"{path}: {problem}; take another folder, out=...")
     return [line for line in lines if source is None or _source(line) == source]
 
 

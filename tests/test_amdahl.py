@@ -167,6 +167,18 @@ def test_a_wrong_command_line_is_refused_in_one_line(
     assert said in line
 
 
+@pytest.mark.parametrize(("content", "said"), [("", "the table is empty"), ("date,algo\n1,ppo\n", "no column compare")])
+def test_a_table_of_another_version_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, said: str
+):
+    preset_file(tmp_path, TINY)
+    (tmp_path / "amdahl.csv").write_text(content)
+    monkeypatch.setattr(amdahl, "measure", None)
+    assert run_main(monkeypatch, tmp_path, "preset=tiny", "device=cpu", f"out={tmp_path}") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line and "out=" in line
+
+
 def test_the_smoke_preset_makes_the_whole_report_in_under_a_minute(tmp_path: Path):
     command = [sys.executable, "scripts/amdahl.py", "preset=smoke", "device=cpu", f"out={tmp_path}"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
