@@ -1,11 +1,9 @@
-"""CPU cores: how many this process may use, not what the machine has, and who goes first on them."""
+"""How many CPU cores this process may use: affinity and container quota, not what the machine has."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -21,23 +19,6 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
 def local_ranks() -> int:
     """Processes of this run that share the machine, as ``torchrun`` tells them."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-@contextmanager
-def batch_threads() -> Iterator[None]:
-    """Linux schedules threads that are started in this block as batch work: with more of them than cores, they do not
-    preempt the threads that feed them. Elsewhere, and where another policy was chosen for this thread, nothing changes.
-    """
-    if not hasattr(os, "sched_setscheduler") or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        yield
-        return
-    with suppress(OSError):  # a sandbox may forbid it: the threads are no slower than without
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _quota(cgroup: Path) -> float:

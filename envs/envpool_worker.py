@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.base import EnvError
-from envs.cores import batch_threads
 
 
 class Batch(NamedTuple):
@@ -39,7 +38,7 @@ class PoolWorker:
         self._timeout = timeout
         self._join = join  #: makes one array of an env's observations
         self._busy = self._stuck = False
-        with quiet_spaces(), batch_threads():
+        with quiet_spaces():
             self._pool = envpool.make_gymnasium(id, num_envs=self._num_envs, **options)
             _ = self._pool.observation_space  # EnvPool builds it on first use: here, not in the thread
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,24 +243,6 @@ def test_close_and_garbage_collection_end_every_thread() -> None:
     while threads() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threads() <= before
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="only Linux has policies of scheduling")
-def test_the_engines_threads_step_aside_for_those_that_feed_them(make: Make) -> None:
-    def policies() -> dict[int, int]:
-        found = {}
-        for thread in map(int, os.listdir("/proc/self/task")):
-            with suppress(ProcessLookupError):  # it has ended meanwhile
-                found[thread] = os.sched_getscheduler(thread)
-        return found
-
-    before = policies()
-    make("CartPole-v1", 2, num_threads=2, pools=1)
-    after = policies()
-    started = [policy for thread, policy in after.items() if thread not in before]
-    assert started.count(os.SCHED_BATCH) >= 2
-    assert started.count(os.SCHED_OTHER) == 1  # the worker that waits for them
-    assert all(after[thread] == policy for thread, policy in before.items() if thread in after)
 
 
 FIELDS = [Field((5, 3), torch.float32), Field((5,), torch.float32), Field((5,), torch.bool), Field((5, 7), torch.uint8)]
