@@ -35,16 +35,17 @@ def policy_loss(inputs: LossInputs, coefficients: Coefficients) -> tuple[Tensor,
         return _select(x, rows.valid).sum() / count.clamp(min=1.0)
 
     if inputs.log_std is None:
-        log_probs, entropies = _categorical(rows.outputs, rows.actions)
+        log_probs, entropies = taken(rows.outputs.log_softmax(-1), rows.actions), categorical_entropy(rows.outputs)
     else:
-        log_probs, entropies = _gaussian(rows.outputs, inputs.log_std.to(dtype), rows.actions)
+        log_std = inputs.log_std.to(dtype)
+        log_probs, entropies = gaussian_log_prob(rows.outputs, log_std, rows.actions), gaussian_entropy(log_std)
     if rows.old_log_probs is None:
         policy = -_select(log_probs, rows.valid) * rows.advantages
         kl = clipped = torch.zeros_like(policy)
     else:
         log_ratio = _select(log_probs - rows.old_log_probs, rows.valid)
-        policy, kl, clipped = _clipped_surrogate(log_ratio, rows.advantages, coefficients.clip_range)
-    errors = _squared_errors(rows, coefficients.value_clip_range)
+        policy, kl, clipped = clipped_surrogate(log_ratio, rows.advantages, coefficients.clip_range)
+    errors = squared_errors(rows.values, rows.value_targets, rows.old_values, coefficients.value_clip_range)
 
     policy_loss, value_loss, entropy = mean(policy), 0.5 * mean(errors), mean(entropies)
     total = policy_loss + coefficients.value_coef * value_loss - coefficients.entropy_coef * entropy
@@ -105,22 +106,25 @@ def standardize(advantages: Tensor, moments: Tensor) -> Tensor:
     return torch.where(_is_constant(std, mean), 0.0, (advantages - mean) / (std + 1e-8))
 
 
-def _gaussian(mean: Tensor, log_std: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-densities ``[B]``, and the entropy, which is the same in every row."""
+def gaussian_log_prob(mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
+    """``[*batch]`` log-densities of ``actions`` ``[*batch, A]`` under independent normal distributions."""
     standardized = (actions - mean) * (-log_std).exp()
-    log_probs = (-0.5 * standardized.square() - log_std - HALF_LOG_2PI).sum(-1)
-    return log_probs, (log_std + 0.5 + HALF_LOG_2PI).sum()
+    return (-0.5 * standardized.square() - log_std - HALF_LOG_2PI).sum(-1)
 
 
-def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies, ``[B]``."""
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """Scalar, the same in every row."""
+    return (log_std + 0.5 + HALF_LOG_2PI).sum()
+
+
+def categorical_entropy(logits: Tensor) -> Tensor:
+    """``[*batch]``: ``-sum_a p log p``; an action of probability 0 contributes 0."""
     log_probs = logits.log_softmax(-1)
     # a probability of 0 meets a finite number: 0 * -inf would be NaN, here or in the gradient
-    bounded = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
-    return taken(log_probs, actions), -(log_probs.exp() * bounded).sum(-1)
+    return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
 
 
-def _clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: Scalar) -> tuple[Tensor, Tensor, Tensor]:
     """Negated surrogate, KL estimate k3 and whether the ratio left the range, ``[B]``."""
     ratio = log_ratio.exp()
     clipped = _clamp(ratio, 1.0 - clip_range, 1.0 + clip_range)
@@ -130,12 +134,13 @@ def _clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: Scalar
     return policy, kl, ((ratio - 1.0).abs() > clip_range).to(ratio.dtype)
 
 
-def _squared_errors(rows: _Rows, clip_range: Scalar | None) -> Tensor:
-    errors = (rows.values - rows.value_targets).square()
-    if clip_range is None or rows.old_values is None:
+def squared_errors(values: Tensor, targets: Tensor, old_values: Tensor | None, clip_range: Scalar | None) -> Tensor:
+    """``(v - R)^2``, with a range the larger of it and ``(old + clip(v - old, -c, c) - R)^2``, ``[B]``."""
+    errors = (values - targets).square()
+    if clip_range is None or old_values is None:
         return errors
-    clipped = rows.old_values + _clamp(rows.values - rows.old_values, -clip_range, clip_range)
-    return torch.maximum(errors, (clipped - rows.value_targets).square())
+    clipped = old_values + _clamp(values - old_values, -clip_range, clip_range)
+    return torch.maximum(errors, (clipped - targets).square())
 
 
 def explained_variance(

@@ -69,7 +69,7 @@ class Format(NamedTuple):
 #: Rows of a weight gradient's tile of tf32 are few, so that it is no warp group's: that would want both operands
 #: turned.
 FORMATS = {
-    "bfloat16": Format(torch.bfloat16, Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3)),
+    "bfloat16": Format(torch.bfloat16, Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 3), Tile(128, 128, 64, 8, 2)),
     "tf32": Format(
         torch.float32, Tile(64, 128, 32, 4, 3, "tf32"), Tile(64, 128, 32, 4, 3, "tf32"),
         Tile(32, 256, 32, 4, 3, "tf32"),

@@ -219,6 +219,15 @@ def test_a_nan_in_a_row_that_counts_is_seen_in_the_loss(backend: str) -> None:
 
 
 @every_backend
+@pytest.mark.parametrize("action", [-1, 5])
+def test_an_action_that_is_no_index_is_seen_in_the_loss(backend: str, action: int) -> None:
+    arguments = problem("categorical", 63, 5, valid=1.0)
+    arguments["actions"] = arguments["actions"].clone()
+    arguments["actions"][7] = action
+    assert run(arguments, backend)["total"].isnan()
+
+
+@every_backend
 def test_the_count_given_divides_every_sum(backend: str) -> None:
     arguments = problem("gaussian", 33, 3)
     rows = float(arguments["valid"].sum())

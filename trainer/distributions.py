@@ -12,9 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from kernels import torch_loss
 from trainer.config import ConfigError
-
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Distribution(Protocol):
@@ -58,12 +57,11 @@ class DiagonalGaussian(NamedTuple):
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """``[*batch]`` log-density of ``actions`` ``[*batch, actions]``."""
-        standardized = (actions - self.mean) * (-self.log_std).exp()
-        return (-0.5 * standardized.square() - self.log_std - _HALF_LOG_2PI).sum(-1)
+        return torch_loss.gaussian_log_prob(self.mean, self.log_std, actions)
 
     def entropy(self) -> Tensor:
         """``[*batch]`` differential entropy, the same in every row."""
-        return (self.log_std + 0.5 + _HALF_LOG_2PI).sum().expand(self.mean.shape[:-1])
+        return torch_loss.gaussian_entropy(self.log_std).expand(self.mean.shape[:-1])
 
 
 class Categorical(NamedTuple):
@@ -91,9 +89,7 @@ class Categorical(NamedTuple):
 
     def entropy(self) -> Tensor:
         """``[*batch]``: ``-sum_a p log p``; an action of probability 0 contributes 0."""
-        log_probs = self.logits.log_softmax(-1)
-        # a probability that underflowed to 0 meets a finite number: 0 * -inf would be NaN, here or in the gradient
-        return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
+        return torch_loss.categorical_entropy(self.logits)
 
 
 class MultiCategorical(NamedTuple):

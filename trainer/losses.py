@@ -1,4 +1,4 @@
-"""Losses as pure functions of ``[batch]`` tensors.
+"""Losses of ``[batch]`` tensors: the formulas of `kernels.torch_loss`, for any distribution and over all ranks.
 
 Rows that are not ``valid`` are *selected* away before any arithmetic, so that whatever they hold (a NaN too) reaches
 neither the loss nor a gradient. Sums are divided by ``count``, the number of valid rows, which over several ranks is
@@ -82,15 +82,9 @@ def clipped_surrogate(
     """
     _check_batch(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages, valid=valid)
     log_ratio = select(log_probs - old_log_probs, valid)
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
-    advantages = select(advantages, valid)
-    loss = -masked_mean(torch.minimum(ratio * advantages, clipped * advantages), valid, count)
-    with torch.no_grad():
-        # expm1 keeps the difference where the ratio is close to 1
-        approx_kl = masked_mean(torch.expm1(log_ratio) - log_ratio, valid, count)
-        clip_fraction = masked_mean(((ratio - 1.0).abs() > clip_range).float(), valid, count)
-    return SurrogateLoss(loss, approx_kl, clip_fraction)
+    rows = torch_loss.clipped_surrogate(log_ratio, select(advantages, valid), clip_range)
+    loss, approx_kl, clip_fraction = (masked_mean(x, valid, count) for x in rows)
+    return SurrogateLoss(loss, approx_kl.detach(), clip_fraction)
 
 
 def value_loss(
@@ -112,12 +106,8 @@ def value_loss(
         ValueError: a tensor is not ``[batch]``.
     """
     _check_batch(values=values, old_values=old_values, targets=targets, valid=valid)
-    values, targets = select(values, valid), select(targets, valid)
-    errors = (values - targets).square()
-    if clip_range is not None:
-        old_values = select(old_values, valid)
-        clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
-        errors = torch.maximum(errors, (clipped - targets).square())
+    values, targets, old_values = (select(x, valid) for x in (values, targets, old_values))
+    errors = torch_loss.squared_errors(values, targets, old_values, clip_range)
     return 0.5 * masked_mean(errors, valid, count)
 
 
