@@ -43,7 +43,7 @@ class Pool:
         self._ended = np.zeros(columns.stop - columns.start, np.bool_)
         make = [partial(_make, spec, options, n, os.getpid()) for n in range(columns.start, columns.stop)]
         with self._told():
-            self._vec = _in_processes(make, num_threads) if mode == "async" else _InTurn(make)
+            self._vec = _in_processes(make, spec, num_threads) if mode == "async" else _InTurn(make)
         # a worker ignores the signal by which Python ends what was not closed
         self._kill = Finalize(self, _kill, (self._vec.processes,), exitpriority=0)
 
@@ -173,10 +173,11 @@ def _make(spec: EnvSpec, options: dict[str, Any], number: int, run: int) -> gymn
     return NumberedEnv(gymnasium.make(spec, **{**checker, **options}), f"env {number} of {spec.id}")
 
 
-def _in_processes(make: Sequence[Callable[[], gymnasium.Env]], num_threads: int) -> AsyncVectorEnv:
+def _in_processes(make: Sequence[Callable[[], gymnasium.Env]], spec: EnvSpec, num_threads: int) -> AsyncVectorEnv:
     """Gymnasium's vector env with a process per env; none is a fork of this one, with its threads and its GPU."""
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    multiprocessing.get_context(method).set_forkserver_preload(["torch", __name__])  # imported once for all of them
+    origin = [spec.entry_point.partition(":")[0]] if isinstance(spec.entry_point, str) else []
+    multiprocessing.get_context(method).set_forkserver_preload(["torch", __name__, *origin])  # once for all processes
     limit: dict[str, Any] = {"max_concurrency": num_threads} if num_threads else {}
     return AsyncVectorEnv(make, context=method, autoreset_mode=AutoresetMode.NEXT_STEP, **limit)
 

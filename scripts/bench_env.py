@@ -40,7 +40,12 @@ import envs
 from scripts.provenance import append_rows, format_table, provenance
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "envs.csv"
-PACKAGES = {"envpool": ("envpool",), "mujoco_warp": ("mujoco-warp", "warp-lang"), "torch": ()}
+PACKAGES = {
+    "envpool": ("envpool",),
+    "gymnasium": ("gymnasium",),
+    "mujoco_warp": ("mujoco-warp", "warp-lang"),
+    "torch": (),
+}
 #: Steps every pool and adds the valid rows to a counter (a fresh one if None), which it returns.
 Advance = Callable[[torch.Tensor | None], torch.Tensor]
 ACTION_BATCHES = 8  # precomputed and reused in turn, so that drawing them costs nothing
@@ -210,8 +215,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--engine", default="envpool", choices=list(envs.ENGINES))
     parser.add_argument("--num-envs", nargs="+", type=int, default=[1024])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--pools", nargs="+", type=int, help="envpool only")
-    parser.add_argument("--num-threads", nargs="+", type=int, help="envpool only: threads per pool, 0 is automatic")
+    parser.add_argument("--pools", nargs="+", type=int, help="envpool and gymnasium only")
+    parser.add_argument("--num-threads", nargs="+", type=int, help="as env.num_threads")
     parser.add_argument(
         "--option", nargs="*", default=[], metavar="KEY=VALUE", help="further options; a key given twice is swept over"
     )
