@@ -209,6 +209,7 @@ def test_signals_to_all_processes_are_left_to_the_run(make: Make) -> None:
     assert env.step(torch.tensor([1, 2])).valid.all()
 
 
+@pytest.mark.filterwarnings("ignore:.*pending call to `step`")
 def test_an_env_that_nobody_closed_leaves_no_process() -> None:
     env = envs.make("toys/Frames", "gymnasium", 2, vectorization_mode="async")
     env.reset()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import gymnasium
 import pytest
 import torch
 from gymnasium.spaces import Box, MultiBinary
@@ -22,7 +23,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "own_env.md"
 def example() -> Iterator[dict[str, Any]]:
     """What the page's code defines; its registrations are undone afterwards."""
     names: dict[str, Any] = {}
-    with patch.dict(TASKS), patch.dict(envs.ENGINES):
+    with patch.dict(TASKS), patch.dict(envs.ENGINES), patch.dict(gymnasium.registry):
         for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
             exec(block, names)
         yield names
@@ -44,6 +45,15 @@ def test_the_example_starts_at_rest_with_a_new_goal_in_every_episode(example: di
     assert env.id == "Reach-v0"
     assert torch.equal(first[:, 2:], torch.zeros(4, 2))
     assert not torch.isclose(first[:, :2], second[:, :2]).any()
+
+
+def test_the_gymnasium_example_rests_where_it_starts_and_takes_its_option(example: dict[str, Any]) -> None:
+    env = example["slides"]
+    start = env.reset().clone()
+    assert env.id == "Slide-v0" and len(start.unique(dim=0)) == 4
+    result = env.step(torch.zeros(4, 1))
+    assert torch.equal(result.observations, start) and torch.equal(result.rewards, -start[:, 0].abs())
+    assert torch.equal(result.terminated, start[:, 0].abs() < 0.1)
 
 
 def test_the_example_is_about_fifty_lines_long() -> None:
@@ -79,6 +89,6 @@ def test_a_device_that_is_absent_is_refused_by_every_engine(engine: str) -> None
 
 def test_an_id_that_another_engine_has_is_told_with_that_engine() -> None:
     with patch.dict(TASKS):
-        register_task("Slide-v0", TASKS["Pendulum-v1"])
-        with pytest.raises(EnvError, match=r"Slide is unknown to env.engine=gymnasium; env.engine=torch has Slide-v0"):
-            envs.resolve("Slide", "gymnasium")
+        register_task("Glide-v0", TASKS["Pendulum-v1"])
+        with pytest.raises(EnvError, match=r"unknown to env.engine=gymnasium.*; env.engine=torch has Glide-v0"):
+            envs.resolve("Glide", "gymnasium")
