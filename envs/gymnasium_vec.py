@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from envs.actions import float_actions, index_range
@@ -71,7 +73,7 @@ class GymnasiumVecEnv(HostVecEnv):
         observation_space, action_space = _spaces(self._spec, options)
         self._join = ObservationMap(id, observation_space)
         if index_range(action_space) is None:
-            action_space = float_actions(id, action_space, "Discrete, MultiDiscrete")
+            action_space = _within(action_space, float_actions(id, action_space, "Discrete, MultiDiscrete"))
         self._pools: tuple[Pool, ...] = ()
         super().__init__(
             id, num_envs, self._join.space, action_space,
@@ -108,6 +110,13 @@ class GymnasiumVecEnv(HostVecEnv):
     def _recv_from(self, pool: int) -> Rows:
         observations, *rest = self._pools[pool].recv()
         return Rows(self._join(observations), *rest)
+
+
+def _within(exact: Any, rounded: Box) -> Box:
+    """The float32 bounds of actions, none beyond the env's own: it may refuse 0.1 in float32, which is above 0.1."""
+    low = np.where(rounded.low < exact.low, np.nextafter(rounded.low, np.float32(np.inf)), rounded.low)
+    high = np.where(rounded.high > exact.high, np.nextafter(rounded.high, np.float32(-np.inf)), rounded.high)
+    return Box(low, high, dtype=np.float32)
 
 
 def _spaces(spec: EnvSpec, options: dict[str, Any]) -> tuple[gymnasium.Space, gymnasium.Space]:

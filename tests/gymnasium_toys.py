@@ -80,6 +80,17 @@ class Doubled(gymnasium.RewardWrapper, gymnasium.utils.RecordConstructorArgs):
         return 2 * reward
 
 
+class Strict(Frames):
+    """Refuses what is not in a space whose bounds float32 does not hold."""
+
+    action_space = Box(-0.1, 0.3, (1,), np.float64)
+
+    def step(self, action: Any) -> Any:
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is out of bounds")
+        return super().step(0)
+
+
 def whole_number_actions() -> gymnasium.Env:
     """An env that the engine cannot serve."""
     env = Frames()
@@ -95,6 +106,7 @@ for name, entry, wrappers in (
         (WrapperSpec("Doubled", "gymnasium_toys:Doubled", {}),),
     ),
     ("toys/Frames-v0", "Frames", ()),
+    ("Strict-v0", "Strict", ()),
     ("WholeNumbers-v0", "whole_number_actions", ()),
 ):
     gymnasium.register(name, f"gymnasium_toys:{entry}", additional_wrappers=wrappers)

@@ -113,6 +113,14 @@ def test_wrappers_of_the_registration_and_options_of_the_constructor_apply(make:
     assert torch.equal(rollout(doubled, actions)[2], -6 * rollout(plain, actions)[2])
 
 
+def test_the_bounds_of_actions_are_within_those_of_the_env(make: Make) -> None:
+    env = make("Strict", 2)
+    env.reset()
+    space = env.single_action_space
+    assert isinstance(space, gymnasium.spaces.Box) and np.allclose(space.high, 0.3) and np.allclose(space.low, -0.1)
+    assert env.step(torch.from_numpy(np.stack([space.low, space.high]))).valid.all()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_sent_actions_may_be_overwritten_at_once(mode: str, make: Make) -> None:
     env = make("toys/Frames", 2, mode, pools=1)
