@@ -109,7 +109,8 @@ class HostVecEnv(VecEnv):
         check_layout(actions, self.single_action_space, columns.stop - columns.start)
         with self.clock.phase("transfer"):
             actions = actions.detach()
-            on_host = self._action_copies[pool].to_host(actions) if actions.is_cuda else actions.numpy()
+            is_staged = self.fixed_results and actions.is_cuda
+            on_host = self._action_copies[pool].to_host(actions) if is_staged else actions.cpu().numpy()
         check_values(on_host, self.single_action_space, columns.start)
         with self.clock.phase("env_step"):
             self._send_to(pool, on_host)
