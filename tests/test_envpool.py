@@ -321,5 +321,6 @@ def test_cuda_results_equal_cpu_results(id: str, make: Make) -> None:
     on_cpu, on_cuda = make(id, 7), make(id, 7, device="cuda")
     assert torch.equal(on_cpu.reset(), on_cuda.reset().cpu())
     for batch in random_actions(on_cpu, 30):
-        for found, expected in zip(on_cuda.step(batch.cuda()), on_cpu.step(batch), strict=True):
+        actions = batch.cuda()  # which both take
+        for found, expected in zip(on_cuda.step(actions), on_cpu.step(actions), strict=True):
             assert found.device.type == "cuda" and torch.equal(found.cpu(), expected)
