@@ -91,7 +91,8 @@ class EnvPoolVecEnv(HostVecEnv):
         self._workers = ()
 
     def _start(self, first_seed: int) -> None:
-        self.close()  # EnvPool ignores a seed at reset: the pools are built anew
+        if self._workers:
+            self.close()  # EnvPool ignores a seed at reset: the pools are built anew
         self._elapsed = [np.zeros(columns.stop - columns.start, np.int32) for columns in self.pools]
         self._workers = tuple(
             PoolWorker(
