@@ -170,7 +170,7 @@ def test_a_run_that_another_process_continues_is_refused_before_an_env_starts(
         (("ppo.num_minibatches=0",), "ppo.num_minibatches=0"),
         (("env.id=CartPol",), "env.id=CartPol is unknown to env.engine=envpool; closest: CartPole-v1"),
         (("env.options.colour=red",), "env.options.colour"),
-        (("policy.hidden_sizes=[35184372088832]",), "hidden_sizes=[35184372088832]: the run does not fit into memory"),
+        (("policy.hidden_sizes=[35184372088832]",), "hidden_sizes=[35184372088832] must be one or more widths"),
         (("credit.backend=triton",), "credit.backend=triton needs device=cuda"),
         (
             ("env.engine=torch", "env.id=Ant"),
