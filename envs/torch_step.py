@@ -93,7 +93,7 @@ def _index_bounds(space: spaces.Space) -> list[tuple[int, int]] | None:
 def _usable(actions: Tensor, bounds: list[tuple[int, int]] | None) -> tuple[Tensor, Tensor]:
     """``[N]`` flags of the actions that are finite and in the space, and actions that a task can index with."""
     if bounds is None:
-        return actions.flatten(1).isfinite().all(dim=1), actions
+        return actions.view(len(actions), -1).isfinite().all(dim=1), actions
     components = actions.view(len(actions), -1).unbind(1)
     legal = torch.stack([c.clamp(first, last) for c, (first, last) in zip(components, bounds, strict=True)], dim=1)
     legal = legal.view(actions.shape)

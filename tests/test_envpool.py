@@ -103,6 +103,13 @@ def test_images_stay_uint8(make: Make) -> None:
         assert observations.shape == (2, *(env.single_observation_space.shape or ()))
 
 
+def test_observations_lie_within_their_space_where_the_engine_gives_placeholders_for_bounds(make: Make) -> None:
+    env = make("HumanoidStand-v1", 2, seed=1)
+    observations = env.reset().numpy()
+    assert (observations < 0).any()
+    assert all(env.single_observation_space.contains(row) for row in observations)
+
+
 def test_results_are_fresh_memory(make: Make) -> None:
     env = make("CartPole-v1", 4)
     held = [env.reset(), *(env.step(batch).observations for batch in random_actions(env, 5))]

@@ -80,6 +80,21 @@ def test_observations_of_another_width_than_declared_are_refused() -> None:
             envs.make("Narrow", "torch", 5)
 
 
+def test_a_task_may_take_one_number_per_env() -> None:
+    scalar = replace(
+        TASKS["Pendulum-v1"],
+        action_space=Box(-2, 2, ()),
+        step=lambda state, action: TASKS["Pendulum-v1"].step(state, action[:, None]),
+    )
+    with patch.dict(TASKS):
+        register_task("Scalar-v0", scalar)
+        env, twin = envs.make("Scalar", "torch", 3, seed=1), envs.make("Pendulum", "torch", 3, seed=1)
+        env.reset(), twin.reset()
+        actions = torch.tensor([-1.0, torch.nan, 1.5])
+        for found, expected in zip(env.step(actions), twin.step(actions[:, None]), strict=True):
+            assert torch.equal(found, expected)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU is told")
 @pytest.mark.parametrize("engine", ["envpool", "gymnasium", "torch"])
 def test_a_device_that_is_absent_is_refused_by_every_engine(engine: str) -> None:
