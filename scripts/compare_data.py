@@ -171,7 +171,7 @@ def _rows(path: Path) -> list[Metrics]:
     if len(rows) < lines or not rows:
         raise ValueError(f"line {len(rows) + 1} of {lines} is torn" if lines else "the file is empty")
     for number, row in enumerate(rows, start=1):
-        missing = [key for key in NUMBERS if not isinstance(row, dict) or not isinstance(row.get(key), int | float)]
+        missing = [key for key in NUMBERS if not isinstance(row.get(key), int | float)]
         if missing:
             raise ValueError(f"line {number} has no number {missing[0]}")
     return rows

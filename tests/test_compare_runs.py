@@ -155,7 +155,7 @@ def drop_line(path: Path) -> None:
         ("metrics.jsonl", lambda path: cut(path, 0.999), "line 9 of 9 is torn"),
         ("metrics.jsonl", lambda path: cut(path, 0.5), "is torn"),
         ("metrics.jsonl", drop_line, "it ends at update 8, but summary.json counts 9"),
-        ("metrics.jsonl", lambda path: path.write_text("7\n"), "line 1 has no number update"),
+        ("metrics.jsonl", lambda path: path.write_text("7\n"), "line 1 of 1 is torn"),
         ("metrics.jsonl", lambda path: path.write_text('{"update": 1}\n'), "line 1 has no number env_steps"),
         ("metrics.jsonl", lambda path: path.write_bytes(b"\xff\xfe"), "decode"),
         ("summary.json", lambda path: cut(path, 0.5), "torn"),
