@@ -62,7 +62,7 @@ def _parts(space: Dict, path: _Path = ()) -> Iterator[tuple[_Path, Space[Any]]]:
 
 def as_float32(space: Box) -> Box:
     """The same bounds as float32; those beyond its range are infinite, and both of dm_control's 2e-308 .. 2e308."""
-    unbounded = (space.low > 0) & (space.low < 1e-300) & (space.high > 1e300)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    low = np.where((low > 0) & (low < 1e-300) & (high > 1e300), -np.inf, low)
     with np.errstate(over="ignore", under="ignore"):
-        low = np.where(unbounded, -np.inf, space.low)
-        return Box(low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+        return Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
