@@ -11,8 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import rows, small_config, without_times
 
+from trainer import probe
 from trainer.config import ConfigError, CreditConfig
-from trainer.probe import TOLERANCE, CreditTimes, amdahl, compare_credit, estimator_of, other_credit, phase_shares
+from trainer.probe import (
+    TOLERANCE,
+    CreditProbe,
+    CreditTimes,
+    amdahl,
+    compare_credit,
+    estimator_of,
+    other_credit,
+    phase_shares,
+)
 from trainer.rollout import Rollout
 from trainer.session import train
 from trainer.timing import PHASES
@@ -98,6 +108,15 @@ def test_a_result_that_is_finite_in_one_backend_only_differs_without_bound():
 
     assert compare_credit(bad, good, rollout, rewards, 0.0).difference == math.inf
     assert compare_credit(good, bad, rollout, rewards, 0.0).difference == math.inf
+
+
+def test_the_device_is_left_as_busy_as_it_was_found(monkeypatch: pytest.MonkeyPatch):
+    busy: list[float] = []
+    monkeypatch.setattr(probe, "_wait", lambda _: 7.5)
+    monkeypatch.setattr(probe, "_keep_busy", lambda _, ms: busy.append(ms))
+    estimator = estimator_of(CreditConfig(), "torch")
+    CreditProbe(estimator, estimator, "torch")(*random_rollout(5, 3), update=0)
+    assert busy[-1] == 7.5 and len(busy) > 1
 
 
 def test_the_other_backend_is_the_one_that_a_run_could_switch_to():
