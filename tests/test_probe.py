@@ -129,8 +129,8 @@ def test_the_other_backend_is_the_one_that_a_run_could_switch_to():
 
 def test_a_probed_run_learns_bit_for_bit_the_same_and_logs_every_kth_update(tmp_path: Path):
     settings = ("total_steps=350", "credit.probe_interval=2")
-    for name, probe in (("plain", "false"), ("probed", "true")):
-        assert train(small_config(f"out={name}", f"credit.probe={probe}", *settings), tmp_path) == 0
+    for name, is_probed in (("plain", "false"), ("probed", "true")):
+        assert train(small_config(f"out={name}", f"credit.probe={is_probed}", *settings), tmp_path) == 0
     plain, probed = rows(tmp_path / "plain"), rows(tmp_path / "probed")
     assert len(plain) == len(probed) > 3
     for index, (row, seen) in enumerate(zip(plain, probed, strict=True)):

@@ -195,7 +195,7 @@ class CreditProbe:
         if update % self._interval == 0:
             unfinished_ms = _wait(rewards.device)
             self.times = compare_credit(self._used, self._other, rollout, rewards, unfinished_ms, self._graphed)
-            _keep_busy(rewards.device, unfinished_ms)  # what follows, the run's own call first, finds what it would have
+            _keep_busy(rewards.device, unfinished_ms)  # so that the run's own call finds it as it would have
 
     def metrics(self, share: float) -> dict[str, Any]:
         """What to log of this update, nothing if it had no turn.
