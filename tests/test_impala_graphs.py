@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +88,25 @@ def test_actors_wait_for_threads_until_every_graph_stands(monkeypatch: pytest.Mo
         trainer.close()
     assert len(captured_in) == captures
     assert set(captured_in) == {"MainThread"}
+
+
+def test_what_a_capture_does_to_random_generators_is_done_before_its_replay(monkeypatch: pytest.MonkeyPatch):
+    """It resets them on its own stream, and a replay sets them on the current one."""
+    done: list[str] = []
+
+    @contextmanager
+    def capturing(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        done.append(f"begin on {stream}")
+        yield
+        done.append("end")
+
+    main = SimpleNamespace(priority=0, wait_stream=lambda other: done.append(f"wait for {other}"))
+    graph = SimpleNamespace(replay=lambda: done.append("replay"))
+    fakes = {"CUDAGraph": lambda: graph, "graph": capturing, "graph_pool_handle": object}
+    for name, fake in {**fakes, "current_stream": lambda: main, "Stream": lambda priority: "its own"}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    graphs.capture([lambda: done.append("step")], Graphs(enabled=True), "a step")()
+    assert done == ["begin on its own", "step", "end", "wait for its own", "replay"]
 
 
 @pytest.mark.gpu

@@ -133,18 +133,20 @@ def capture(steps: list[Callable[[], None]], graphs: Graphs, name: str) -> Calla
             for step in steps:
                 step()
     except RuntimeError:
-        _leave_capture(stream)
+        _leave_capture(stream, own)
         raise
     finally:
+        # a capture begins by resetting the random generators on its own stream: before a replay sets them on this one
+        stream.wait_stream(own)
         if collecting:
             gc.enable()
     return graph.replay
 
 
-def _leave_capture(stream: torch.cuda.Stream) -> None:
+def _leave_capture(stream: torch.cuda.Stream, own: torch.cuda.Stream) -> None:
     """After a capture that failed torch stays on its stream, and random generators count for the graph that never was:
     a whole capture ends that."""
     torch.cuda.set_stream(stream)
     number = torch.zeros(1, device=stream.device)
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=own, capture_error_mode="thread_local"):
         number += 1
