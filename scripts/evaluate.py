@@ -120,9 +120,9 @@ def run(options: Options) -> None:
     path = Path(options.checkpoint).resolve()
     config, state = load_checkpoint(path)
     config.env = _merged(replace(config.env, id=state["env_id"]), options.env)  # what `env.id=Ant` meant in the run
-    config.num_envs, config.env.pools = options.episodes, 0  # one episode in each
     import_own(config.env.module)
-    validate(config)
+    validate(config)  # with the run's own sizes: limits of training are none of playing
+    config.num_envs, config.env.pools = options.episodes, 0  # one episode in each
     if options.video and config.env.id not in gymnasium.registry:
         raise ConfigError(
             f"video=true: Gymnasium, which renders, has no {config.env.id}: films are of its MuJoCo and classic tasks, "

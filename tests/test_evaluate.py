@@ -62,6 +62,19 @@ def test_a_run_with_fused_networks_is_played_on_a_cpu(run: Path):
     assert evaluate(config, state, 3, seed=1, deterministic=True, device=CPU) == expected
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [("policy.core=gru", "ppo.num_minibatches=4"), ("algo=impala", "env.pools=4", "impala.rollouts_per_update=2")],
+)
+def test_limits_of_training_are_none_of_playing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+):
+    config = small_config("out=run", "num_envs=8", *overrides)
+    assert run_until(1, config, tmp_path) == 143
+    command(monkeypatch, f"checkpoint={tmp_path}/run", "episodes=1")
+    assert (tmp_path / "run/evaluation-1-envpool-1.json").exists()
+
+
 def test_evaluation_changes_neither_weights_nor_normalizers(run: Path):
     config, state = load_checkpoint(run)
     before = {name: tensor.clone() for name, tensor in state["modules"]["observation_normalizer"].items()}

@@ -146,6 +146,22 @@ def test_short_laps_rest_until_one_may_be_timed_again_and_are_filled_like_the_la
     assert costs == [2, 2, 0, 0, 0, 2, 0]
 
 
+@pytest.mark.parametrize("interval", [2, 3, 4, 5])
+def test_laps_that_are_started_one_by_one_rest_as_those_in_a_row(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch, interval: int
+) -> None:
+    monkeypatch.setattr(PhaseClock, "_measure_phase", lambda _: 1.0)
+    clock, timed = PhaseClock(CPU, budget=1 / (10 * interval)), []  # a phase in 10 ms: 1 ms of so many laps
+    for number in range(4 * interval):
+        clock.start()
+        with clock.phase("env_step"):
+            hands.spend(10)
+        clock.lap()
+        clock.read()
+        timed += [number] if clock.cost_ms else []
+    assert timed == list(range(0, 4 * interval, interval))
+
+
 def test_long_laps_and_those_of_a_clock_that_may_not_rest_are_all_timed(
     hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,7 +235,8 @@ class Trainer:
                 "skipped_in_a_row": self.skipped_in_a_row,
             },
             "rng": checkpoint.rng_state(self.device),
-            "source": self.source.state_dict() if self.is_between_rollouts else {},  # without it envs start anew
+            "source": self.source.state_dict(),
+            "is_between_rollouts": self.is_between_rollouts,
             "env_id": self.env.id,
             "config": to_yaml(self.config),
         }
@@ -280,7 +281,8 @@ class Trainer:
         self.episode_statistics = self.episodes.statistics()
         for name, value in state["counters"].items():
             setattr(self, name, value)
-        if not self.source.load_state_dict(state.get("source", {})) or distributed.world_size() > 1:
+        goes_on = self.source.load_state_dict(state.get("source", {})) and state.get("is_between_rollouts", True)
+        if not goes_on or distributed.world_size() > 1:
             self.start_envs_anew()
         if distributed.rank() == 0:
             checkpoint.restore_rng_state(state["rng"], self.device)

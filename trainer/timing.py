@@ -77,7 +77,7 @@ class PhaseClock:
         self._turns: _Turns | None = None  # under way, with only some of them timed
         self._is_silent = False  # within a turn that is not timed
         self._rests = False  # within a lap that is not timed
-        self._laps_since_timed = 0
+        self._laps_since_timed = 1
         self._shares = {"other": 1.0}  # of the last timed lap: parts of its total
         self._open: list[str] = []
         self._lap_start: Stamp | None = None
@@ -155,15 +155,13 @@ class PhaseClock:
         if self._lap_start is not None:
             lap = _Lap(self._spans, self._settled, self._phases, self._rests, self._lap_start, now)
             self._previous_laps.append(lap)
+            self._laps_since_timed = self._laps_since_timed + 1 if self._rests else 1
         self._begin(now)
 
     def _begin(self, start: Stamp) -> None:
         """A lap, which is timed if enough others have rested."""
         self._spans, self._settled, self._phases, self._lap_start = [], {}, 0, start
-        self._laps_since_timed += 1
         self._rests = self.may_rest and self._laps_since_timed < self.interval
-        if not self._rests:
-            self._laps_since_timed = 0
 
     def settle(self) -> None:
         """Read what was timed of turns that are over, so that `read` has less to do; waits until the device has done
