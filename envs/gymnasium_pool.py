@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
@@ -147,21 +147,36 @@ class NumberedEnv(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """The next row."""
-        observation, reward, terminated, truncated, _ = self._call(self.env.step, action)
-        return self._checked(observation), float(reward), bool(terminated), bool(truncated), {}
+        observation, *numbers = self._call(lambda: _row(*self.env.step(action)))
+        return self._checked(observation), *numbers, {}
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an env that exits ends no run as if it had finished
             raise EnvError(f"{self._name}: {in_one_line(error)}") from error
 
     def _checked(self, observation: Any) -> Any:
-        space = self.env.observation_space
-        if isinstance(space, Box) and np.shape(observation) != space.shape:
-            got, expected = list(np.shape(observation)), list(space.shape)
-            raise EnvError(f"{self._name}: an observation is {got}, its observation_space says {expected}")
+        misfit = self._call(_misfit, observation, self.env.observation_space)
+        if misfit:
+            raise EnvError(f"{self._name}: {misfit}")
         return observation
+
+
+def _row(observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> tuple[Any, float, bool, bool]:
+    """What a step returned, with numbers as numbers."""
+    return observation, float(reward), bool(terminated), bool(truncated)
+
+
+def _misfit(observation: Any, space: gymnasium.Space, name: str = "an observation") -> str | None:
+    """What does not fit the declared space: memory that processes share would broadcast it, or cut fractions off."""
+    if isinstance(space, Dict):
+        parts = (_misfit(observation[key], part, f"{name}, {key}:") for key, part in space.spaces.items())
+        return next((part for part in parts if part), None)
+    got = np.asarray(observation)
+    if isinstance(space, Box) and not (got.shape == space.shape and np.can_cast(got.dtype, space.dtype, "same_kind")):
+        return f"{name} is {list(got.shape)} {got.dtype}, observation_space says {list(space.shape)} {space.dtype}"
+    return None
 
 
 def _make(spec: EnvSpec, options: dict[str, Any], number: int, run: int) -> gymnasium.Env:
@@ -182,7 +197,7 @@ def _in_processes(make: Sequence[Callable[[], gymnasium.Env]], spec: EnvSpec, nu
     return AsyncVectorEnv(make, context=method, autoreset_mode=AutoresetMode.NEXT_STEP, **limit)
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """Type, text and the last place in the user's own code, e.g. ``ValueError: no such map (my_envs.py:31)``."""
     text = next(iter(str(error).splitlines()), "")
     frames = traceback.extract_tb(error.__traceback__)

@@ -36,7 +36,7 @@ DASHES = ("none", "7 4", "2 3", "10 3 2 3")  #: runs differ without colour, too
 def page(comparison: Comparison) -> str:
     """The whole page as text."""
     envs = ", ".join(dict.fromkeys(run.summary["env_id"] for run in comparison.runs))
-    title = f"{len(comparison.runs)} runs on {envs}"
+    title = f"{len(comparison.runs)} runs on {envs}" if len(comparison.runs) > 1 else f"A run on {envs}"
     body = [
         header(title, f"Costs are over {updates(comparison)}."),
         _run_cards(comparison),

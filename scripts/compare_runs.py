@@ -1,9 +1,9 @@
 """Put runs side by side: ``python scripts/compare_runs.py runs/a runs/b [...] [--html report.html]``.
 
 ``--group NAME`` takes the runs under ``runs/`` that were started with ``wandb.group=NAME`` instead, whether they were
-uploaded or not. Prints tables (settings that differ, phases, what the credit backend is worth, results) and writes, if
-asked to, one HTML file with the same tables and the curves, which needs no network. Exit status: 0, or 1 where a file
-is missing or torn, with one line that names it.
+uploaded or not; one run alone is shown by itself. Prints tables (settings that differ, phases, what the credit backend
+is worth, results) and writes, if asked to, one HTML file with the same tables and the curves, which needs no network.
+Exit status: 0, or 1 where a file is missing or torn, with one line that names it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rich.text import Text
 from scripts.compare_data import Comparison, RunError, compare, read_run, read_settings
 from scripts.compare_html import page
 from scripts.compare_tables import Table, tables
+from trainer.console import prepare_streams, say
 from trainer.files import write_atomically
 
 
@@ -53,12 +54,12 @@ def chosen(arguments: argparse.Namespace) -> list[Path]:
     """The run folders that the command line means.
 
     Raises:
-        RunError: neither two folders or more nor a group, or both.
+        RunError: neither folders nor a group, or both.
     """
     if arguments.group is not None and not arguments.runs:
         return runs_of_group(arguments.under, arguments.group, arguments.project)
-    if arguments.group is not None or len(arguments.runs) < 2:
-        raise RunError(f"{len(arguments.runs)} run folders: give two or more, or --group NAME without any")
+    if arguments.group is not None or not arguments.runs:
+        raise RunError(f"{len(arguments.runs)} run folders: give one or more, or --group NAME without any")
     return arguments.runs
 
 
@@ -98,8 +99,9 @@ def read(paths: list[Path], warmup: int) -> Comparison:
 
 def main() -> None:
     """Compare the runs that the command line names."""
+    prepare_streams()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=Path, metavar="run", help="run folders, two or more")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="run", help="run folders; one alone is shown by itself")
     parser.add_argument("--group", help="instead: the runs of this wandb group")
     parser.add_argument("--project", help="only those of this wandb project (default: any)")
     parser.add_argument("--under", type=Path, default=Path("runs"), help="where --group looks (default runs)")
@@ -115,7 +117,7 @@ def main() -> None:
             write_atomically(arguments.html, lambda file: file.write(page(comparison).encode()))
             console.print(f"report: {arguments.html}", markup=False, soft_wrap=True)
     except (RunError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", sys.stderr)
         sys.exit(1)
 
 

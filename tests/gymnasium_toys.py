@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any
 
@@ -38,14 +39,19 @@ class Counter(gymnasium.Env):
         self._steps += 1
         if self._steps == BOOM_AT and self._seed == self._only:
             self._fail()
+        if self._fault == "four values":
+            return self._observe(), 0.0, False, {}
         return self._observe(), self._reward * action.sum(), self._steps == LENGTH, self._steps == LENGTH, {"who": self}
 
     def _observe(self) -> dict[str, Any]:
-        return {"start": np.float64(self._start), "steps": np.array([[self._steps], [-self._steps]])}
+        steps = np.array([[self._steps], [-self._steps]])
+        return {"start": np.float64(self._start), "steps": steps[:1] if self._fault == "narrow part" else steps}
 
     def _fail(self) -> None:
         if self._fault == "raise":
             raise ValueError("boom")
+        if self._fault == "sys.exit":
+            sys.exit(0)
         if self._fault == "exit":
             os._exit(9)
         if self._fault == "hang":
@@ -53,20 +59,20 @@ class Counter(gymnasium.Env):
 
 
 class Frames(gymnasium.Env):
-    """Frames whose numbers are all the action; its episodes never end, and ``height`` may belie the space."""
+    """Frames whose numbers are all the action; its episodes never end, ``height`` and ``dtype`` may belie the space."""
 
     observation_space = Box(0, 255, (2, 3, 3), np.uint8)
     action_space = Discrete(2, start=1)
 
-    def __init__(self, height: int = 3) -> None:
-        self._height = height
+    def __init__(self, height: int = 3, dtype: str = "uint8") -> None:
+        self._height, self._dtype = height, dtype
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
         return np.zeros((2, 3, 3), np.uint8), {}
 
     def step(self, action: Any) -> Any:
-        return np.full((2, self._height, 3), action, np.uint8), 0, False, False, {}
+        return np.full((2, self._height, 3), action, self._dtype), 0, False, False, {}
 
 
 class Doubled(gymnasium.RewardWrapper, gymnasium.utils.RecordConstructorArgs):

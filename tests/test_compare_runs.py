@@ -109,17 +109,26 @@ def test_the_runs_of_a_wandb_group_are_found_at_any_depth(
     assert "Throughput" in capsys.readouterr().out
 
 
+def test_a_run_alone_is_shown_by_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    report = tmp_path / "report.html"
+    assert run_main(monkeypatch, EXAMPLES[0], "--html", report) == 0
+    printed = capsys.readouterr().out
+    assert all(title in printed for title in ("Phases", "Throughput", "Result"))
+    assert "<svg" in report.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--group", "theirs"], "--group theirs: 1 runs under"),
         (["--group", "mine", "--project", "none"], "in the project none have wandb.group=mine"),
-        (["--group", "mine", EXAMPLES[0]], "give two or more, or --group NAME without any"),
-        ([EXAMPLES[0]], "1 run folders: give two or more"),
-        ([], "0 run folders: give two or more"),
+        (["--group", "mine", EXAMPLES[0]], "give one or more, or --group NAME without any"),
+        ([], "0 run folders: give one or more"),
     ],
 )
-def test_fewer_than_two_runs_or_folders_beside_a_group_are_refused(
+def test_no_run_a_group_of_one_or_folders_beside_a_group_are_refused(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -185,9 +185,13 @@ def break_down(env: VecEnv) -> None:
         ("sync", "raise", r"env 3 of Counter-v0: ValueError: boom \(gymnasium_toys\.py:\d+\)$"),
         ("async", "raise", r"env 3 of Counter-v0: ValueError: boom \(gymnasium_toys\.py:\d+\)$"),
         ("async", "exit", r"envs 2 \.\. 3 of Counter-v0: a process ended: that of env 3 with exit code 9$"),
+        ("sync", "sys.exit", r"env 3 of Counter-v0: SystemExit: 0 \(gymnasium_toys\.py:\d+\)$"),
+        ("sync", "four values", r"env 0 of Counter-v0: ValueError: not enough values to unpack"),
+        ("async", "four values", r"env \d of Counter-v0: TypeError: .* missing .* 'info'"),
+        ("sync", "narrow part", r"env 0 .*: an observation, steps: is \[1, 1\] int64, .* says \[2, 1\] int64$"),
+        ("async", "narrow part", r"env \d .*: an observation, steps: is \[1, 1\] int64, .* says \[2, 1\] int64$"),
         ("async", "hang", r"env 3 of Counter-v0: no answer for env\.timeout=0\.5 s, it is stuck$"),
     ],
-    ids=["raises", "raises in its process", "exits", "hangs"],
 )
 def test_an_env_that_fails_is_named_and_leaves_no_process(mode: str, fault: str, message: str, make: Make) -> None:
     env = make("Counter", 4, mode, timeout=0.5, pools=2, fault=fault, only=3)
@@ -201,11 +205,12 @@ def test_an_env_that_fails_is_named_and_leaves_no_process(mode: str, fault: str,
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("mode", MODES)
-def test_an_observation_of_another_shape_than_declared_is_refused(mode: str, make: Make) -> None:
-    env = make("toys/Frames", 2, mode, height=4)
-    env.reset()
-    with pytest.raises(EnvError, match=r"env \d of toys/Frames-v0: an observation is \[2, 4, 3\].* says \[2, 3, 3\]"):
-        env.step(torch.tensor([1, 1]))
+def test_an_observation_of_another_shape_or_kind_than_declared_is_refused(mode: str, make: Make) -> None:
+    for options, got in (({"height": 4}, r"\[2, 4, 3\] uint8"), ({"dtype": "float32"}, r"\[2, 3, 3\] float32")):
+        env = make("toys/Frames", 2, mode, **options)
+        env.reset()
+        with pytest.raises(EnvError, match=rf"env \d of toys/Frames-v0: an observation is {got}, .* \[2, 3, 3\] uint8"):
+            env.step(torch.tensor([1, 1]))
 
 
 def test_signals_to_all_processes_are_left_to_the_run(make: Make) -> None:
