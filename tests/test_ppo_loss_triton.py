@@ -133,12 +133,15 @@ def test_a_replayed_graph_reads_inputs_and_coefficients_anew_and_allocates_nothi
 def test_a_call_never_waits_for_the_device() -> None:
     arguments = _on_gpu(problem("gaussian", 4097, 8, moments=True))
     leaves = leaves_of(arguments, device="cuda")
-    kernels.ppo_loss(**{**arguments, **leaves}).total.backward()
+    first = kernels.ppo_loss(**{**arguments, **leaves}).total
+    first.backward()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        kernels.ppo_loss(**{**arguments, **leaves}).total.backward()
+        again = kernels.ppo_loss(**{**arguments, **leaves}).total
+        again.backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, again)
 
 
 @pytest.mark.gpu
