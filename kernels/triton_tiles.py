@@ -45,7 +45,7 @@ def choose(operation: str, steps: int, envs: int, env_major: bool, itemsize: int
     else:
         tile = _time_major(steps, envs, heavy, itemsize)
     # The last tiles of the groups wait for each other, which long windows feel; more maps take registers and time.
-    return tile._replace(group=64) if steps > 32768 and actions <= 4 else tile
+    return tile._replace(group=128 if env_major else 64) if steps > 32768 and actions <= 4 else tile
 
 
 def _many_envs(one_output: bool, itemsize: int) -> Tile:
