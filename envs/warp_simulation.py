@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,8 @@ from envs.warp_starts import Starts
 
 _CONTACT_FAULTS = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD
 _CONSTRAINT_FAULTS = mjw.OverflowType.NEFC | mjw.OverflowType.NJMAX_NNZ
+#: Held while kernels run on a CPU: there the tiles of all threads lie in the same static memory.
+_CPU = threading.Lock()
 
 
 def load_model(task: Task, physics: str) -> MjModel:
@@ -106,7 +109,8 @@ class WarpSimulation:
     def launch_step(self) -> None:
         """One step of every world, on torch's current stream; while that stream is captured, as a part of its graph."""
         if self._device.is_cpu:
-            return wp.capture_launch(self._graph)
+            with _CPU:
+                return wp.capture_launch(self._graph)
         stream = wp.stream_from_torch(self.actions.device)
         if not stream.is_capturing:
             return wp.capture_launch(self._graph, stream)
@@ -119,10 +123,12 @@ class WarpSimulation:
     def reset(self) -> None:
         """Begin a new episode in every world, on torch's current stream."""
         self.done.fill_(True)
-        scope = wp.ScopedDevice(self._device)
-        if self._device.is_cuda:
-            scope = wp.ScopedStream(wp.stream_from_torch(self.actions.device), sync_enter=False)
-        with scope:
+        if self._device.is_cpu:
+            alone, scope = _CPU, wp.ScopedDevice(self._device)
+        else:
+            stream = wp.stream_from_torch(self.actions.device)
+            alone, scope = contextlib.nullcontext(), wp.ScopedStream(stream, sync_enter=False)
+        with alone, scope:
             self._launch_begin()
             self._launch_end()
 

@@ -1,5 +1,7 @@
 """MuJoCo Warp engine: the transition contract, faults, seeds, resume."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -169,6 +171,19 @@ def test_a_state_of_another_task_or_size_is_refused():
         env.load_state_dict(warp_env("Hopper-v5", num_envs=3).state_dict())
     with pytest.raises(EnvError, match="expected"):
         env.load_state_dict({})
+
+
+def test_envs_step_in_threads_side_by_side_as_they_do_alone():
+    """IMPALA's actors do; Humanoid's 23 degrees of freedom keep a kernel in its tiles for long."""
+    alone, *together = (warp_env("Humanoid-v5", num_envs=3) for _ in range(3))
+    for env in (alone, *together):
+        env.reset()
+    with ThreadPoolExecutor() as threads:
+        results = list(threads.map(lambda env: rollout(env, 30), together))
+    expected = rollout(alone, 30)
+    for result in results:
+        for x, y in zip(result, expected, strict=True):
+            assert torch.equal(x, y)
 
 
 # ---- on a GPU
