@@ -15,7 +15,7 @@ from envs import envpool_worker
 from envs.base import VecEnv
 from trainer.builder import make_env
 from trainer.evaluate import evaluate
-from trainer.schema import compose_config
+from trainer.schema import CONFIG_FOLDER, compose_config
 
 N = 3
 
@@ -112,3 +112,16 @@ def test_evaluation_plays_whole_games(monkeypatch: pytest.MonkeyPatch) -> None:
     training, playing = made
     assert training["episodic_life"] and training["noop_max"] == playing["noop_max"] == 7
     assert "episodic_life" not in playing
+
+
+def test_every_game_has_the_settings_for_frames_under_both_algorithms():
+    """Breakout alone takes smaller minibatches."""
+    games = [path.stem for path in (CONFIG_FOLDER / "env").glob("*.yaml") if "- atari\n" in path.read_text()]
+    assert {"Pong", "Qbert"} <= set(games)
+    for algo in ("ppo", "impala"):
+        ours, *others = (
+            compose_config([f"algo={algo}", f"env={game}"]) for game in ["Pong", *games] if game != "Breakout"
+        )
+        for other in others:
+            assert (other.env.pools, other.policy) == (ours.env.pools, ours.policy)
+            assert (other.ppo, other.impala, other.normalize) == (ours.ppo, ours.impala, ours.normalize)
