@@ -38,6 +38,7 @@ def test_a_forced_lag_acts_with_the_parameters_of_so_many_updates_ago(monkeypatc
     assert not any(thread.name.startswith("actor") for thread in threading.enumerate())
 
 
+BATCHED = ("env.pools=4", "impala.batch_inference=true")
 FRAMES = ("env.id=Pong", "policy=nature_cnn", "num_envs=128", "env.pools=4", "env.num_threads=4", "rollout_length=16")
 
 
@@ -45,9 +46,11 @@ FRAMES = ("env.id=Pong", "policy=nature_cnn", "num_envs=128", "env.pools=4", "en
     ("settings", "count", "tolerance"),
     [
         pytest.param(("device=cpu", "impala.learning_rate=0.01"), 12, 1e-5, id="cpu"),
+        pytest.param(("device=cpu", "impala.learning_rate=0.01", *BATCHED), 12, 1e-5, id="cpu batched"),
         pytest.param(("device=cuda", "impala.learning_rate=0.01"), 12, 1e-5, id="cuda", marks=pytest.mark.gpu),
         # convolutions in tf32
         pytest.param(("device=cuda", *FRAMES), 40, 2e-2, id="cuda frames", marks=pytest.mark.gpu),
+        pytest.param(("device=cuda", *FRAMES, *BATCHED), 40, 2e-2, id="cuda frames batched", marks=pytest.mark.gpu),
     ],
 )
 def test_every_window_was_collected_by_the_version_that_it_names(

@@ -21,6 +21,7 @@ from trainer.normalize import ObservationNormalizer, Scaling
 from trainer.policy_versions import PolicyVersions, tensors_of
 from trainer.rollout import Rollout
 from trainer.rollout_queue import RolloutQueue
+from trainer.shared_inference import SharedInference
 
 
 class ActorPool:
@@ -38,10 +39,14 @@ class ActorPool:
         impala, groups, per_group = config.impala, config.num_batch_groups, config.rollouts_per_update
         self._clock, self._episodes, self._pools = parts.graphs.clock, parts.episodes, env.pools
         self._timeout = config.env.timeout
+        self._inference = SharedInference() if impala.batch_inference else None
         self._actors = [
-            Actor(i, i // per_group, i % per_group, groups, member, parts, config.rollout_length, config.compile)
+            Actor(
+                i, i // per_group, i % per_group, groups, member, parts, config.rollout_length, config.compile,
+                self._inference,
+            )
             for i, member in enumerate(env.members)
-        ]
+        ]  # fmt: skip
         self._gate = Gate()
         memory = [
             _batch_memory(self._actors[0].collector.rollout, config.envs_per_update, parts.observation_normalizer)
@@ -134,7 +139,12 @@ class ActorPool:
         work = {name: value for name, value in note.times.items() if name not in (WAIT, "total")}
         for name, value in work.items():
             times[name] = times.get(name, 0.0) + waited * value / sum(work.values())
-        return times, {"learner/idle": waited / times["total"], **self._actor_metrics(), **self._lag_metrics()}
+        return times, {
+            "learner/idle": waited / times["total"],
+            **self._actor_metrics(),
+            **self._batch_metrics(),
+            **self._lag_metrics(),
+        }
 
     def _actor_metrics(self) -> dict[str, Any]:
         notes = sorted(self._notes.values(), key=lambda note: note.actor)
@@ -142,6 +152,14 @@ class ActorPool:
             "actor/idle": fmean(note.times.get(WAIT, 0.0) / note.times["total"] for note in notes),
             **{f"actor/{n.actor}/{name}_ms": value for n in notes for name, value in n.times.items() if value},
         }
+
+    def _batch_metrics(self) -> dict[str, Any]:
+        """Of the run: how many policy steps were taken for 1, 2, 3, ... actors at once, and for how many on average."""
+        counts = self._inference.histogram() if self._inference else []
+        if not counts:
+            return {}
+        acted = sum(actors * steps for actors, steps in enumerate(counts, start=1))
+        return {"actor/batched": acted / sum(counts), "actor/batch_histogram": counts}
 
     def _lag_metrics(self) -> dict[str, Any]:
         """Of the newest batch; the histogram is of the run: how many windows were 0, 1, 2, ... updates old."""

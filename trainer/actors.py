@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,8 +17,10 @@ from trainer.gate import Closed, Gate
 from trainer.graphs import Graphs
 from trainer.networks import Torso
 from trainer.normalize import ObservationNormalizer, Scaling
+from trainer.policy import Action
 from trainer.policy_versions import PolicyVersions, tensors_of
 from trainer.rollout_queue import RolloutQueue
+from trainer.shared_inference import Request, SharedInference
 from trainer.timing import make_clock
 
 #: The actor's phase in which it waits for memory or for a version of the policy.
@@ -78,6 +82,7 @@ class Actor:
         parts: the run's, of which policy and normalizer are copied.
         rollout_length: T.
         compile_policy: run the policy step through ``torch.compile``.
+        inference: where it meets other actors' policy steps; None: it acts alone.
     """
 
     def __init__(
@@ -90,9 +95,10 @@ class Actor:
         parts: Parts,
         rollout_length: int,
         compile_policy: bool,
+        inference: SharedInference | None,
     ):
         self.number, self.group, self._part, self._groups = number, group, part, groups
-        self._next_batch = group
+        self._next_batch, self._version = group, 0
         policy, normalizer = copy.deepcopy((parts.policy, parts.observation_normalizer))
         self._tensors = tensors_of(policy, normalizer)
         self._torso = None if normalizer is None else _NormalizedTorso(normalizer, policy.torso)
@@ -105,8 +111,9 @@ class Actor:
         self._stream = torch.cuda.Stream(parts.device, priority=-1) if parts.device.type == "cuda" else None
         with torch.cuda.stream(self._stream):
             self.collector = Collector(
-                env, policy, None, None, parts.action_map, rollout_length, graphs, compile_policy
-            )
+                env, policy, None, None, parts.action_map, rollout_length, graphs, compile_policy,
+                inference and partial(self._act_together, inference),
+            )  # fmt: skip
 
     def run(self, gate: Gate, queue: RolloutQueue[WindowNote], versions: PolicyVersions, rule: VersionRule) -> None:
         """Collect window after window until the gate is closed; an error closes it."""
@@ -128,13 +135,16 @@ class Actor:
             self._clock.start()
             with self._clock.phase(WAIT):
                 rollout = self.collector.rollout = queue.acquire(self._next_batch, self._part)
-                version = versions.read(self._tensors, rule.oldest(self._next_batch), rule.exactly)
+                self._version = versions.read(self._tensors, rule.oldest(self._next_batch), rule.exactly)
                 if self._torso is not None and rollout.scaling is not None:
                     self._torso.freeze(rollout.scaling)
             self.collector.collect()
             self._clock.lap()
-            queue.submit(self._next_batch, WindowNote(self.number, version, self._clock.read()))
+            queue.submit(self._next_batch, WindowNote(self.number, self._version, self._clock.read()))
         self._next_batch += self._groups
+
+    def _act_together(self, inference: SharedInference, act: Callable[..., Action], *inputs: Tensor) -> Action:
+        return inference.act(Request(act, self._version, inputs, self._stream))
 
     def restart(self) -> None:
         """Start every env anew."""

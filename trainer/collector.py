@@ -32,7 +32,11 @@ class Collector:
 
     The env's pools take turns: while one steps, the policy works on the next. Every step reads and writes tensors that
     stay where they are, the number of the row among them, so that one CUDA graph serves all rows: that of the policy
-    always, that of the env where the engine is capturable, that of recording where its results lie still.
+    always, unless it is shared, that of the env where the engine is capturable, that of recording where its results lie
+    still.
+
+    Args:
+        shared: takes the policy's step, given as its first argument, for this collector and others together.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Collector:
         rollout_length: int,
         graphs: Graphs,
         compile_policy: bool = False,
+        shared: Callable[..., Action] | None = None,
     ):
         self.env, self.policy, self.action_map = env, policy, action_map
         self.observation_normalizer, self.value_normalizer = observation_normalizer, value_normalizer
@@ -59,7 +64,9 @@ class Collector:
         self._scaling = Scaling(*map(torch.clone, observation_normalizer.scaling())) if observation_normalizer else None
         self._results: dict[int, StepResult] = {}  #: what came back last, by pool
         self._rows = torch.zeros(len(env.pools), 1, dtype=torch.int64, device=env.device)  #: each pool's row, t
-        self._act: Callable[..., Action] = torch.compile(policy.act) if compile_policy else policy.act
+        act: Callable[..., Action] = torch.compile(policy.act) if compile_policy else policy.act
+        self._act = act if shared is None else partial(shared, act)
+        self._is_shared = shared is not None
         self._graphs = graphs
         self._begin = graphs.step("the rollout's start", Part("normalize", self._freeze_scaling))
         self._steps: dict[int, tuple[Rollout, _Steps]] = {}  #: by the identity of a rollout, which is kept alive
@@ -81,10 +88,12 @@ class Collector:
     def _make_steps(self, rollout: Rollout) -> _Steps:
         step, env = self._graphs.step, self.env
         pools = [(p, rollout.narrow(columns)) for p, columns in enumerate(env.pools)]
+        # the rows of a shared step, and the stream that takes it, are others every time
+        policy = partial(step, capturable=not self._is_shared)
         engine = partial(step, f"env.engine={env.engine}", capturable=env.capturable)
         return _Steps(
             choose=[
-                step(f"the policy step of pool {p}", Part("inference", partial(self._choose_in, p, rows)))
+                policy(f"the policy step of pool {p}", Part("inference", partial(self._choose_in, p, rows)))
                 for p, rows in pools
             ],
             send=[engine(Part("env_step", partial(self._send_to, p))) for p, _ in pools],

@@ -115,6 +115,7 @@ class ImpalaConfig:
     queue_size: int = 0  #: batches in memory: being filled, full, or read; 0: two for each group that fills them
     max_lag: int | None = None  #: updates between the policy that acted and the one that learns; null: as it comes
     max_lag_action: str = "drop"  #: what keeps max_lag: drop (older batches) | block (actors that would exceed it)
+    batch_inference: bool = False  #: actors whose policies are due at the same time, of one version, take one step
     force_lag: int | None = None  #: test: act with the parameters of exactly so many updates ago, in one thread
     correction: bool = True  #: test: false takes all importance ratios for 1
     max_skipped_updates: int = 10  #: the run fails after so many updates in a row that were not finite

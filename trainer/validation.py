@@ -217,6 +217,11 @@ def _check_actors(config: Config) -> None:
         raise ConfigError(
             f"env.reseed_interval={config.env.reseed_interval} needs actors that wait; set it to 0 or algo=ppo"
         )
+    if impala.batch_inference and pools == 1:
+        raise ConfigError(
+            f"impala.batch_inference=true has nothing to batch with one actor (env.pools={config.env.pools}, "
+            f"num_envs={config.num_envs}); set env.pools to 2 or more"
+        )
     if config.normalize.rewards and (config.num_batch_groups > 1 or impala.max_lag is not None):
         raise ConfigError(
             "normalize.rewards=true follows every env's return without a gap; with algo=impala set "
@@ -226,6 +231,11 @@ def _check_actors(config: Config) -> None:
 
 def _check_lag(config: Config) -> None:
     impala, groups = config.impala, config.num_batch_groups
+    if impala.batch_inference and impala.force_lag is not None:
+        raise ConfigError(
+            f"impala.batch_inference=true batches actors in threads, and impala.force_lag={impala.force_lag} lets them "
+            f"act one after another; set batch_inference=false or force_lag=null"
+        )
     if impala.max_lag is None:
         if impala.max_lag_action == "block":
             raise ConfigError("impala.max_lag_action=block bounds nothing where impala.max_lag=null; set max_lag")
