@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from impala_runs import assert_no_thread_is_left, impala_config
+from impala_runs import impala_config
 
 from tests import tape
 from tests.small_runs import without_times
@@ -29,11 +29,7 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert_no_thread_is_left(before)
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def train(*overrides: str, updates: int) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
