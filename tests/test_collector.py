@@ -7,17 +7,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import tape
 import torch
 from fake_env import ModePolicy, Script, ScriptedEnv, make_collector, make_policy, random_script
 from torch import Tensor
 
 import envs
 from envs.base import StepResult
-from tests import tape
 from trainer import graphs
 from trainer.graphs import Graphs
 from trainer.normalize import ObservationNormalizer, ValueNormalizer
-from trainer.rollout import Rollout, first_non_finite_row
+from trainer.rollout import Rollout
 
 LENGTH, NUM_ENVS = 13, 5
 FIELDS = ("observations", "actions", "log_probs", "values", "rewards", "terminated", "truncated", "valid")
@@ -273,42 +273,3 @@ def test_resuming_goes_on_from_the_observations_that_the_env_returned(
     monkeypatch.setattr(env, "load_state_dict", lambda state: state["observations"])
     assert collector.load_state_dict({**collector.state_dict(), "env": {"observations": restored}})
     assert torch.equal(collector.collect().observations[0], restored)
-
-
-def test_clearing_unread_rows_keeps_final_observations_that_are_bootstrapped_from_and_all_valid_rows(
-    script: Script,
-) -> None:
-    env = ScriptedEnv(script, BOX)
-    rollout = make_collector(env, make_policy(env), LENGTH).collect()
-    before = fields(rollout)
-    kept = dict.fromkeys(FIELDS, script.valid)
-    kept["observations"] = script.valid | script.bootstrapped_from_final
-    cleared = ("observations", "actions", "log_probs")
-    for name in cleared:
-        getattr(rollout, name)[:LENGTH][~kept[name]] = torch.nan
-    rollout.clear_unread_()
-    for name, tensor in fields(rollout).items():
-        assert torch.equal(tensor[:LENGTH][kept[name]], before[name][:LENGTH][kept[name]]), name
-        assert name not in cleared or not tensor[:LENGTH][~kept[name]].any(), name
-    assert torch.equal(rollout.values, before["values"])
-
-
-def test_the_first_row_that_is_not_finite_is_named_and_filler_is_none(script: Script) -> None:
-    env = ScriptedEnv(script)
-    rollout = make_collector(env, make_policy(env), LENGTH).collect()
-    rollout.log_probs[~script.valid] = torch.nan
-    assert first_non_finite_row(rollout) is None
-    row, column = script.valid.nonzero()[7].tolist()
-    rollout.rewards[row, column] = -torch.inf
-    assert first_non_finite_row(rollout) == f"rewards of env {column} is -inf at row {row} of the rollout"
-
-
-def test_a_final_observations_value_that_is_not_finite_is_named_only_where_it_bootstraps(script: Script) -> None:
-    env = ScriptedEnv(script)
-    rollout = make_collector(env, make_policy(env), LENGTH).collect()
-    bootstrapped = script.bootstrapped_from_final
-    rollout.values[:-1][~script.valid & ~bootstrapped] = torch.nan  # after a termination nobody reads it
-    assert first_non_finite_row(rollout) is None
-    row, column = bootstrapped.nonzero()[0].tolist()
-    rollout.values[row, column] = torch.nan
-    assert first_non_finite_row(rollout) == f"values of env {column} is nan at row {row} of the rollout"

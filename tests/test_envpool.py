@@ -1,16 +1,10 @@
-"""The EnvPool engine: what C++ would not survive, pools in turns, staging, threads and time."""
+"""The EnvPool engine: what C++ would not survive, pools in turns, one result whatever threads and device."""
 
 from __future__ import annotations
 
-import gc
 import math
-import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -20,9 +14,7 @@ import torch
 from torch import Tensor
 
 import envs
-from envs import envpool_worker, staging
 from envs.base import EnvError, VecEnv
-from envs.staging import Field, HostCopy, StagingRing
 
 Make = Callable[..., VecEnv]
 
@@ -175,142 +167,6 @@ def test_the_clock_sees_waiting_and_copies_apart(make: Make) -> None:
     env.clock = Clock()
     env.step(torch.zeros(2, dtype=torch.int64))
     assert phases == ["transfer", "env_step", "env_step", "transfer"]
-
-
-class FakePool:
-    """An engine's pool whose answers are what ``answer`` returns for its number of envs."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
-
-    def __init__(self, num_envs: int, answer: Callable[[int], Any]) -> None:
-        self._recv = lambda: answer(num_envs)
-
-    def async_reset(self) -> None: ...
-
-    def recv(self) -> Any:
-        return self._recv()
-
-
-def rows(ids: list[int]) -> tuple[Any, ...]:
-    column = np.array(ids)
-    info = {"env_id": column, "elapsed_step": column}
-    return column[:, None], column.astype(np.float32), column > 9, column > 9, info
-
-
-def worker(monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], Any], timeout: float = 5.0) -> Any:
-    fake = SimpleNamespace(make_gymnasium=lambda id, num_envs: FakePool(num_envs, answer))
-    monkeypatch.setattr(envpool_worker, "envpool", fake)
-    return envpool_worker.PoolWorker("Toy-v0", slice(8, 12), timeout, {}, lambda observations: observations)
-
-
-def test_rows_are_placed_by_env_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = worker(monkeypatch, lambda n: rows([2, 0, 3, 1])).reset()
-    assert batch.observations[:, 0].tolist() == batch.elapsed.tolist() == batch.rewards.tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4], []])
-def test_a_missing_or_repeated_row_is_an_error(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EnvError, match=r"pool of envs 8 \.\. 11 of Toy-v0: got .* expected one row of each of 4"):
-        worker(monkeypatch, lambda n: rows(ids)).reset()
-
-
-def test_an_error_inside_the_engine_keeps_its_type_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    def explode(num_envs: int) -> Any:
-        raise RuntimeError("boom")
-
-    with pytest.raises(EnvError, match=r"envs 8 \.\. 11 of Toy-v0: RuntimeError: boom") as caught:
-        worker(monkeypatch, explode).reset()
-    assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-def test_a_stuck_env_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-    stuck = worker(monkeypatch, lambda n: release.wait(30), timeout=0.1)
-    started = time.monotonic()
-    with pytest.raises(EnvError, match=r"envs 8 \.\. 11 of Toy-v0: no answer for env\.timeout=0\.1 s"):
-        stuck.reset()
-    stuck.close()
-    assert time.monotonic() - started < 5
-    release.set()
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
-def test_close_and_garbage_collection_end_every_thread() -> None:
-    def threads() -> int:
-        gc.collect()
-        return len(os.listdir("/proc/self/task"))
-
-    before = threads()
-    closed = envs.make("CartPole-v1", "envpool", 4, num_threads=2)
-    dropped = envs.make("CartPole-v1", "envpool", 4, num_threads=2)
-    assert threads() >= before + 2 * 2 * 2
-    closed.close()
-    del dropped
-    deadline = time.monotonic() + 5
-    while threads() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threads() <= before
-
-
-FIELDS = [Field((5, 3), torch.float32), Field((5,), torch.float32), Field((5,), torch.bool), Field((5, 7), torch.uint8)]
-
-
-def host_tensors(seed: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(5, 3, generator=generator, dtype=torch.float64),
-        torch.randn(5, generator=generator),
-        torch.randn(5, generator=generator) > 0,
-        torch.randint(256, (5, 7), generator=generator, dtype=torch.uint8),
-    ]
-
-
-def test_a_slot_is_written_only_after_its_last_copy_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    class FakeEvent:
-        def __init__(self) -> None:
-            self.name = sum(call.startswith("made") for call in calls)
-            calls.append(f"made {self.name}")
-
-        def synchronize(self) -> None:
-            calls.append(f"waited for {self.name}")
-
-        def record(self, stream: object) -> None:
-            calls.append(f"recorded {self.name}")
-
-    cuda = SimpleNamespace(Event=FakeEvent, current_stream=lambda device: None)
-    monkeypatch.setattr(staging.torch, "cuda", cuda)
-    ring = StagingRing(FIELDS, torch.device("cpu"), depth=2)
-    staged = [ring.to_device([tensor.numpy() for tensor in host_tensors(seed)]) for seed in range(3)]
-    turn = [f"{verb} {slot}" for slot in (0, 1, 0) for verb in ("waited for", "recorded")]
-    assert calls == ["made 0", "made 1", *turn]
-    assert all(one is same for tensors in staged for one, same in zip(tensors, staged[0], strict=True))
-    for found, field, source in zip(staged[0], FIELDS, host_tensors(2), strict=True):
-        assert torch.equal(found, source.to(field.dtype))
-
-
-@pytest.mark.gpu
-def test_staged_steps_hold_their_values_on_a_busy_device() -> None:
-    device = torch.device("cuda")
-    ring = StagingRing(FIELDS, device)
-    staged = []
-    for seed in range(20):
-        torch.cuda._sleep(1_000_000)  # the copies lag behind the host
-        staged.append([tensor.clone() for tensor in ring.to_device([t.numpy() for t in host_tensors(seed)])])
-    for seed, tensors in enumerate(staged):
-        for found, field, source in zip(tensors, FIELDS, host_tensors(seed), strict=True):
-            assert torch.equal(found.cpu(), source.to(field.dtype))
-
-
-@pytest.mark.gpu
-def test_actions_reach_the_host_after_the_work_that_makes_them() -> None:
-    field = Field((5, 3), torch.float32)
-    copy, expected = HostCopy(field), np.arange(15, dtype=np.float32).reshape(field.shape)
-    for step in range(3):
-        torch.cuda._sleep(10_000_000)
-        made = torch.from_numpy(expected).cuda() + step
-        assert np.array_equal(copy.to_host(made), expected + step)
 
 
 @pytest.mark.gpu

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import tape
 import torch
+from small_runs import small_config, without_times
 
-from tests import tape
-from tests.small_runs import small_config, without_times
 from trainer import graphs, loop
 from trainer.builder import make_graphs
 from trainer.console import QuietConsole

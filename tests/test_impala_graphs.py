@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tape
 import torch
 from impala_runs import impala_config
+from small_runs import without_times
 
-from tests import tape
-from tests.small_runs import without_times
 from trainer import graphs, loop
 from trainer.console import QuietConsole
 from trainer.graphs import WARM_UP_CALLS, Graphs

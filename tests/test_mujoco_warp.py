@@ -9,10 +9,10 @@ pytest.importorskip("warp", reason="the warp extra is not installed")
 pytest.importorskip("mujoco_warp", reason="the warp extra is not installed")
 
 import warp as wp
+from warp_envs import copied, random_actions, rollout, warp_env, with_state
 
 from envs.base import EnvError
 from envs.counter_rng import stream_key, uniform
-from tests.warp_envs import copied, random_actions, rollout, warp_env, with_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")
 

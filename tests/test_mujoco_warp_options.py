@@ -6,11 +6,12 @@ import torch
 pytest.importorskip("warp", reason="the warp extra is not installed")
 pytest.importorskip("mujoco_warp", reason="the warp extra is not installed")
 
+from warp_envs import rollout, warp_env
+
 from envs import make, warp_simulation
 from envs.base import EnvError
 from envs.warp_rows import customize
 from envs.warp_tasks import TASKS
-from tests.warp_envs import rollout, warp_env
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")
 

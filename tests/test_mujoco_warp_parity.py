@@ -8,6 +8,8 @@ import torch
 pytest.importorskip("warp", reason="the warp extra is not installed")
 pytest.importorskip("mujoco_warp", reason="the warp extra is not installed")
 
+from warp_envs import random_actions, rollout, warp_env
+
 from envs import make
 from envs.warp_tasks import TASKS
 from scripts.parity_mujoco import (
@@ -19,7 +21,6 @@ from scripts.parity_mujoco import (
     starts_at,
     warp_rollouts,
 )
-from tests.warp_envs import random_actions, rollout, warp_env
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")
 

@@ -10,11 +10,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from small_runs import small_config
 from torch import Tensor, nn
 
 from kernels import twin_mlp
 from kernels.operations import Backend
-from tests.small_runs import small_config
 from trainer import builder
 from trainer.config import PolicyConfig
 from trainer.policy import ActorCritic
