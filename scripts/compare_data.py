@@ -137,7 +137,7 @@ def _read(path: Path, parse: Callable[[Path], T]) -> T:
 def _missing(path: Path) -> str:
     """What a user does about a file that a run folder lacks."""
     if not (path.parent / "config.yaml").is_file():
-        return "give the folder of a run, as `out` named it"
+        return "give the folder of a run or a sweep, as `out` named it"
     return f"the run is under way or was killed, and `scripts/train.py resume={path.parent}` ends it"
 
 

@@ -1,8 +1,9 @@
 """Put runs side by side: ``python scripts/compare_runs.py runs/a runs/b [...] [--html report.html]``.
 
-``--group NAME`` takes the runs under ``runs/`` that were started with ``wandb.group=NAME`` instead, whether they were
-uploaded or not; one run alone is shown by itself. Prints tables (settings that differ, phases, what the credit backend
-is worth, results) and writes, if asked to, one HTML file with the same tables and the curves, which needs no network.
+The folder of a sweep stands for its runs, and one run alone is shown by itself. ``--group NAME`` takes the runs under
+``runs/`` that were started with ``wandb.group=NAME`` instead, whether they were uploaded or not. Prints tables (settings
+that differ, phases, what the credit backend is worth, results) and writes, if asked to, one HTML file with the same
+tables and the curves, which needs no network.
 Exit status: 0, or 1 where a file is missing or torn, with one line that names it.
 """
 
@@ -60,7 +61,15 @@ def chosen(arguments: argparse.Namespace) -> list[Path]:
         return runs_of_group(arguments.under, arguments.group, arguments.project)
     if arguments.group is not None or not arguments.runs:
         raise RunError(f"{len(arguments.runs)} run folders: give one or more, or --group NAME without any")
-    return arguments.runs
+    return [run for folder in arguments.runs for run in runs_in(folder)]
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """A run's own folder, or the runs in that of a sweep (``-m out=...``), in the order of their jobs."""
+    if (folder / "config.yaml").is_file():
+        return [folder]
+    found = sorted((path.parent for path in folder.glob("*/config.yaml")), key=lambda run: (len(run.name), run.name))
+    return found or [folder]
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -73,7 +82,8 @@ def names(paths: list[Path]) -> list[str]:
     for path, folder in zip(paths, resolved, strict=True):
         if resolved.count(folder) > 1:
             raise RunError(f"{path}: this run was given twice")
-    short = [folder.name for folder in resolved]
+    # the number of a sweep's job says nothing alone
+    short = ["/".join(folder.parts[-2 if folder.name.isdigit() else -1 :]) for folder in resolved]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
@@ -101,7 +111,7 @@ def main() -> None:
     """Compare the runs that the command line names."""
     prepare_streams()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=Path, metavar="run", help="run folders; one alone is shown by itself")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="run", help="folders of runs or sweeps")
     parser.add_argument("--group", help="instead: the runs of this wandb group")
     parser.add_argument("--project", help="only those of this wandb project (default: any)")
     parser.add_argument("--under", type=Path, default=Path("runs"), help="where --group looks (default runs)")

@@ -80,6 +80,23 @@ def test_names_from_outside_are_text_and_never_markup(
     assert "<b>[red]&x" in capsys.readouterr().out
 
 
+def test_the_folder_of_a_sweep_stands_for_its_runs_in_the_order_of_their_jobs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for job in (0, 2, 10):  # job 1 failed before it had a folder
+        write_run(tmp_path / "sweep" / str(job), f"seed={job}")
+    alone = write_run(tmp_path / "alone", "seed=5")
+    assert compare_runs.runs_in(tmp_path / "sweep") == [tmp_path / "sweep" / job for job in ("0", "2", "10")]
+    assert run_main(monkeypatch, tmp_path / "sweep", alone) == 0
+    printed = capsys.readouterr().out
+    places = [printed.index(name) for name in ("sweep/0", "sweep/2", "sweep/10", "alone")]
+    assert places == sorted(places)
+    assert run_main(monkeypatch, tmp_path) == 0, "a folder of runs that no sweep made"
+    (tmp_path / "empty").mkdir()
+    assert run_main(monkeypatch, tmp_path / "empty") == 1
+    assert "config.yaml: there is no such file; give the folder of a run or a sweep" in capsys.readouterr().err
+
+
 def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path):
     assert compare_runs.names([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == [
         str(tmp_path / "x" / "run"),
