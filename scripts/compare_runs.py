@@ -1,9 +1,9 @@
 """Put runs side by side: ``python scripts/compare_runs.py runs/a runs/b [...] [--html report.html]``.
 
 The folder of a sweep stands for its runs, and one run alone is shown by itself. ``--group NAME`` takes the runs under
-``runs/`` that were started with ``wandb.group=NAME`` instead, whether they were uploaded or not. Prints tables (settings
-that differ, phases, what the credit backend is worth, results) and writes, if asked to, one HTML file with the same
-tables and the curves, which needs no network.
+``runs/`` that were started with ``wandb.group=NAME`` instead, whether they were uploaded or not. Prints tables
+(settings that differ, phases, what the credit backend is worth, results) and writes, if asked to, one HTML file with
+the same tables and the curves, which needs no network.
 Exit status: 0, or 1 where a file is missing or torn, with one line that names it.
 """
 
