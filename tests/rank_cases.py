@@ -68,12 +68,14 @@ def primitives(rank: int) -> Result:
     parameter = torch.nn.Parameter(torch.full((2, 3), float(rank)))
     untouched = torch.nn.Parameter(torch.zeros(4))
     parameter.grad = torch.full((2, 3), 1.0 + rank)
-    distributed.sum_gradients_([parameter, untouched])
+    report = torch.tensor([10.0, 20.0]) * (rank + 1)
+    distributed.sum_gradients_([parameter, untouched], report)
     distributed.broadcast_parameters_([parameter])
     return {
         "rank": (distributed.rank(), distributed.world_size()),
         "sum": distributed.sum_(torch.tensor([1.0, 10.0]) * (rank + 1)).tolist(),
         "gradient": parameter.grad,
+        "report": report.tolist(),
         "parameter": parameter.detach(),
         "any": [distributed.any_rank(flag, CPU) for flag in (False, rank == 1, True)],
         "explained": losses.explained_variance(TARGETS + NOISE, TARGETS, torch.full((8,), rank == 0)),

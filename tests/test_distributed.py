@@ -58,6 +58,7 @@ def test_the_small_agreements(ranks: list[dict[str, Result]]) -> None:
         assert got["rank"] == (rank, RANKS)
         assert got["sum"] == [3.0, 30.0]
         assert torch.equal(got["gradient"], torch.full((2, 3), 3.0))
+        assert got["report"] == [30.0, 60.0]
         assert torch.equal(got["parameter"], torch.zeros(2, 3))
         assert got["any"] == [False, True, True]
 

@@ -166,7 +166,7 @@ def test_an_absent_or_failing_wandb_is_told_once_and_never_stops_a_run(
 def test_only_rank_zero_writes_and_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(distributed, "rank", lambda: 1)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    for name in ("sum_", "broadcast_parameters_", "merge_moments", "sum_gradients_"):
+    for name in ("sum_", "broadcast_parameters_", "merge_moments"):
         monkeypatch.setattr(distributed, name, lambda tensor: tensor)
     monkeypatch.setattr(distributed, "any_rank", lambda flag, _: flag)
     monkeypatch.setattr(session, "WandbLogger", None)  # calling it would fail

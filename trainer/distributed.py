@@ -56,15 +56,14 @@ def sum_numbers(numbers: Sequence[float], device: torch.device) -> Sequence[floa
     return sum_(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
 
 
-def sum_gradients_(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Sum gradients over ranks, in place, in one message."""
+def sum_gradients_(parameters: Iterable[torch.nn.Parameter], report: Tensor) -> None:
+    """Sum gradients, and what is reported beside them, over ranks, in place, in one message."""
     if world_size() == 1:
         return
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in gradients])
-    dist.all_reduce(flat, op=dist.ReduceOp.SUM)
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+    tensors = [*(p.grad for p in parameters if p.grad is not None), report]
+    flat = sum_(torch.cat([tensor.flatten() for tensor in tensors]))
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def broadcast_parameters_(parameters: Iterable[Tensor]) -> None:

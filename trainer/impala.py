@@ -16,6 +16,7 @@ from trainer.checkpoint import CheckpointError
 from trainer.config import ImpalaConfig
 from trainer.graphs import GraphedStep, Graphs, Part
 from trainer.impala_objective import REPORTED, Learned, Objective
+from trainer.minibatches import sums_of_parts
 from trainer.normalize import ObservationNormalizer, ValueNormalizer
 from trainer.off_policy import OffPolicyCredit, OffPolicyEstimator, Window
 from trainer.policy import ActorCritic
@@ -55,9 +56,10 @@ class Impala:
     _credit: OffPolicyCredit
     _units: tuple[Window, Learned]  #: rows or whole windows, side by side: what minibatches are made of
     _orders: Tensor  #: ``[epochs, units]`` int64
-    _count: Tensor  #: scalar: valid rows of the minibatch under way, over all ranks
+    _counts: Tensor  #: ``[epochs, minibatches]``: valid rows of each, over all ranks
+    _count: Tensor  #: scalar: of the minibatch under way
     _loss: Tensor  #: until its backward pass
-    _report: Tensor  #: ``[len(REPORTED)]``, this rank's share
+    _report: Tensor  #: ``[len(REPORTED)]``, this rank's share, after the backward pass the sum over ranks
     _grad_norm: Tensor
 
     def __init__(
@@ -158,15 +160,17 @@ class Impala:
         self._units = window, learned
         shape = self.config.update_epochs, window.valid.shape[1]
         self._orders = shuffle_(torch.empty(shape, dtype=torch.int64, device=targets.device))
+        counts = sums_of_parts(window.valid.sum(0), self._orders, self.config.num_minibatches)
+        self._counts = distributed.sum_(counts)
 
     def _forward(self, number: int) -> None:
         """The loss of an update's n-th minibatch."""
         window, learned = self._units
+        epoch, part = divmod(number, self.config.num_minibatches)
         if self.config.num_minibatches > 1:
-            epoch, part = divmod(number, self.config.num_minibatches)
             units = self._orders[epoch].tensor_split(self.config.num_minibatches)[part]
             window, learned = window.narrow(units), learned.narrow(units)
-        self._count = distributed.sum_(window.valid.sum(dtype=torch.float32))
+        self._count = self._counts[epoch, part]
         self._loss, self._report = self._objective(window, self._estimator.present(window), learned, self._count)
 
     def _backward(self) -> None:
@@ -174,12 +178,12 @@ class Impala:
         self._loss.backward()
         # an autograd graph that lives on ties the parameters to this call's stream, which a capture could not leave
         del self._loss
-        distributed.sum_gradients_(self.policy.parameters())
+        distributed.sum_gradients_(self.policy.parameters(), self._report)
         self._grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
 
     def _apply_or_withhold(self) -> None:
         """Step the optimizer, or leave parameters, moments and step count as they are, bit for bit."""
-        report = torch.cat([distributed.sum_(self._report), self._grad_norm[None]])
+        report = torch.cat([self._report, self._grad_norm[None]])
         skipping = (self._skipped > 0) | ~torch.isfinite(report).all()
         self._skipped += skipping
         self._sums += torch.where(skipping, 0.0, report)

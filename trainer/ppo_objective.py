@@ -12,6 +12,7 @@ from kernels.gather import gather_rows
 from kernels.operations import Backend
 from trainer import losses
 from trainer.config import PPOConfig
+from trainer.minibatches import sums_of_parts
 from trainer.policy import ActorCritic, Outputs
 from trainer.rollout import Rollout
 
@@ -56,11 +57,7 @@ class Batch(NamedTuple):
         """``[epochs, parts]`` float32: valid rows of each part, where every row of ``orders`` ``[epochs, units]`` is
         split into so many."""
         valid = self.valid.view(-1, self.num_units).sum(0) if self.is_sequential else self.valid
-        size, longer = divmod(self.num_units, parts)  # as `Tensor.tensor_split` has them
-        halves = valid[orders].split([longer * (size + 1), (parts - longer) * size], dim=1)
-        shapes = (longer, size + 1), (parts - longer, size)
-        sums = [half.unflatten(1, shape).sum(2) for half, shape in zip(halves, shapes, strict=True)]
-        return torch.cat(sums, dim=1).float()
+        return sums_of_parts(valid, orders, parts)
 
     def rows_of(self, units: Tensor) -> Tensor:
         """The rows of these units, time first: row 0 of all its envs begins a minibatch."""
