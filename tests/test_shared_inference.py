@@ -231,29 +231,28 @@ def test_a_run_that_could_never_batch_is_refused_by_name(overrides: tuple[str, .
 
 @pytest.mark.gpu
 def test_streams_wait_for_one_anothers_rows_and_keep_them_as_long_as_they_are_read():
-    """Inputs are made late and answers are read late, on streams whose memory others would use again at once."""
+    """Inputs are made late and answers are read late, while whoever served has its memory back for its next round."""
     set_precision("highest")
-    policy, shared, rounds = make_policy(core="gru").cuda(), SharedInference(), 100
-    meeting = threading.Barrier(4)
+    policy, shared, rounds = make_policy(core="gru").cuda(), SharedInference(), 60
+    together = threading.Barrier(4)
+    torch.cuda.synchronize()
 
     def actor(number: int) -> float:
-        own, stream, size = copy.deepcopy(policy), torch.cuda.Stream(), 1000 + number
-        own.generator = torch.Generator("cuda").manual_seed(number)
+        stream, size = torch.cuda.Stream(), 1000 + number
         with torch.cuda.stream(stream):
-            worst = torch.zeros((), device="cuda")
+            own, worst = copy.deepcopy(policy), torch.zeros((), device="cuda")
+            own.generator = torch.Generator("cuda").manual_seed(number)
             for _ in range(rounds):
-                meeting.wait(30)
-                torch.cuda._sleep(200_000)
-                inputs = (
-                    torch.randn(size, 3, device="cuda"),
-                    torch.randn(size, 5, device="cuda"),
-                    torch.rand(size, device="cuda") < 0.5,
-                )
+                together.wait(60)
+                torch.cuda._sleep(2_000_000)
+                features, state = (torch.randn(size, width, device="cuda") for width in (3, 5))
+                inputs = (features, state, torch.rand(size, device="cuda") < 0.5)
                 answer = shared.act(Request(own.act, 0, inputs, stream))
-                torch.cuda._sleep(200_000)
+                torch.cuda._sleep(2_000_000 * number)
                 log_probs = own.distribution(*inputs).log_prob(answer.actions)
                 for one, other in ((log_probs, answer.log_probs), (own.value(*inputs), answer.values)):
                     worst = torch.maximum(worst, (one - other).abs().max())
+                del answer, other
             return float(worst)
 
     with ThreadPoolExecutor(4) as threads:
