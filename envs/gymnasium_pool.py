@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sysconfig
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +39,7 @@ class Pool:
         self, spec: EnvSpec, columns: slice, options: dict[str, Any], mode: str, num_threads: int, timeout: float
     ) -> None:
         self._id, self._first, self._timeout = spec.id, columns.start, timeout
+        self._take_turns = mode == "async" and num_threads > 0
         self._name = f"envs {columns.start} .. {columns.stop - 1} of {spec.id}"
         self._busy = self._broken = False
         self._ended = np.zeros(columns.stop - columns.start, np.bool_)
@@ -54,7 +56,7 @@ class Pool:
         self._ended[:] = False
         with self._told():
             self._vec.reset_async(seed=seed)
-            return self._vec.reset_wait(self._timeout)[0]
+            return self._vec.reset_wait(self._time_left())[0]
 
     def send(self, actions: NDArray) -> None:
         """Start a step with a copy of ``actions``."""
@@ -74,7 +76,7 @@ class Pool:
             raise EnvError(f"{self._name}: recv without a send")
         self._busy = False
         with self._told():
-            observations, rewards, terminated, truncated, _ = self._vec.step_wait(self._timeout)
+            observations, rewards, terminated, truncated, _ = self._vec.step_wait(self._time_left())
         valid = ~self._ended
         self._ended = terminated | truncated
         return observations, rewards, terminated, truncated, valid
@@ -90,6 +92,21 @@ class Pool:
         with self._told():
             self._vec.close()
 
+    def _time_left(self) -> float:
+        """Seconds left of the timeout; where envs take turns, once all have answered.
+
+        Raises:
+            EOFError: a process ended: those that wait for their turn would wait for the end of its own.
+        """
+        deadline = time.monotonic() + self._timeout
+        if self._take_turns:
+            ends = [process.sentinel for process in self._vec.processes]
+            for pipe in self._vec.parent_pipes:
+                ready = [pipe] if pipe.poll() else wait([pipe, *ends], max(0.0, deadline - time.monotonic()))
+                if ready and pipe not in ready:
+                    raise EOFError
+        return max(0.0, deadline - time.monotonic())
+
     @contextmanager
     def _told(self) -> Iterator[None]:
         """Tell of what fails in one line, with the env's number."""
@@ -103,8 +120,11 @@ class Pool:
         if isinstance(error, EnvError):
             return str(error)
         if isinstance(error, multiprocessing.TimeoutError):
-            stuck = [self._first + i for i, pipe in enumerate(self._vec.parent_pipes) if not pipe.poll()]
-            return f"env {stuck[0]} of {self._id}: no answer for env.timeout={self._timeout} s, it is stuck"
+            silent = [self._first + i for i, pipe in enumerate(self._vec.parent_pipes) if not pipe.poll()]
+            turns = self._take_turns and len(silent) > 1
+            who = f"envs {', '.join(map(str, silent))}" if turns else f"env {silent[0]}"
+            what = "they take turns (env.num_threads) and one of them is stuck" if turns else "it is stuck"
+            return f"{who} of {self._id}: no answer for env.timeout={self._timeout} s, {what}"
         if isinstance(error, EOFError | ConnectionError):
             return f"{self._name}: {_deaths(self._vec.processes, self._first)}"
         return f"{self._name}: {in_one_line(error)}"

@@ -203,6 +203,24 @@ def test_an_env_that_fails_is_named_and_leaves_no_process(mode: str, fault: str,
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("exit", r"envs 0 \.\. 3 of Counter-v0: a process ended: that of env 1 with exit code 9$"),
+        ("hang", r"env(s [0-3, ]+| 1) of Counter-v0: no answer for env\.timeout=2\.0 s, .*stuck$"),
+    ],
+)
+def test_an_env_that_fails_in_its_turn_is_told_of_though_others_wait_for_theirs(
+    fault: str, message: str, make: Make
+) -> None:
+    env = make("Counter", 4, "async", timeout=2.0, pools=1, num_threads=1, fault=fault, only=1)
+    started = time.monotonic()
+    with pytest.raises(EnvError, match=message):
+        break_down(env)
+    env.close()
+    assert time.monotonic() - started < 30
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("mode", MODES)
 def test_an_observation_of_another_shape_or_kind_than_declared_is_refused(mode: str, make: Make) -> None:

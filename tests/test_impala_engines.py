@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -63,16 +64,15 @@ def test_every_engine_trains_saves_and_is_evaluated(tmp_path: Path, settings: tu
     assert len(result.returns) == 5
 
 
-def test_actors_share_the_cores(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("engine", "asked", "threads"), [("envpool", 0, 3), ("envpool", 5, 5), ("gymnasium", 0, 0)])
+def test_actors_share_the_cores_and_gymnasiums_envs_have_no_limit(
+    engine: str, asked: int, threads: int, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(builder, "usable_cores", lambda: 6)
-    for asked, threads in ((0, 3), (5, 5)):
-        config = impala_config(f"env.num_threads={asked}", "env.pools=2")
-        env = builder.make_training_env(config, torch.device("cpu"))
-        try:
-            assert isinstance(env, EnvGroup)
-            assert [member._num_threads for member in env.members] == [threads, threads]
-        finally:
-            env.close()
+    config = impala_config(f"env.engine={engine}", f"env.num_threads={asked}", "env.pools=2")
+    with closing(builder.make_training_env(config, torch.device("cpu"))) as env:
+        assert isinstance(env, EnvGroup)
+        assert [member._num_threads for member in env.members] == [threads, threads]
 
 
 def test_a_group_of_envs_steps_as_one_env_with_pools():

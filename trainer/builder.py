@@ -81,8 +81,9 @@ def make_training_env(config: Config, device: torch.device) -> VecEnv:
     """The env of this rank, as its algorithm steps it: for IMPALA a group with a member for each actor."""
     if config.algo != "impala":
         return make_env(config.env, config.num_envs, device, config.seed)
-    actors = config.num_actors
-    threads = config.env.num_threads or math.ceil(usable_cores() / (local_ranks() * actors))
+    actors, threads = config.num_actors, config.env.num_threads
+    if config.env.engine == "envpool" and not threads:  # a member knows nothing of those that it shares the cores with
+        threads = math.ceil(usable_cores() / (local_ranks() * actors))
     alone = replace(config.env, pools=1, num_threads=threads)
     with ExitStack() as started:
         members = [
