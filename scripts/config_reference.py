@@ -28,6 +28,9 @@ Every key of `scripts/train.py`, as `key=value` on the command line. Presets set
 wins over every preset. `python scripts/train.py env=Ant --cfg job` prints what a command would run with. This page is
 written by `python scripts/config_reference.py`.
 """
+_TUNED = """The settings under `configs/env` are tuned for PPO. `configs/algo_env/impala_<env>.yaml` adds what IMPALA needs there;
+where there is no such file, it has its own defaults, which nobody tuned for that env.
+"""
 #: The configuration's sections, in their order.
 _SECTIONS = {name: type(value) for name, value in vars(Config()).items() if is_dataclass(value)}
 
@@ -70,7 +73,7 @@ def page() -> str:
         lines += [f"## {name}", "", (inspect.getdoc(kind) or "").replace("``", "`"), *_table(head, _rows(own, said))]
     groups = [folder for folder in sorted(CONFIG_FOLDER.iterdir()) if folder.is_dir() and folder.name != "algo_env"]
     presets = ((f"`{g.name}=`", ", ".join(f"`{p.stem}`" for p in sorted(g.glob("*.yaml")))) for g in groups)
-    lines += ["## Presets", *_table(("group", "presets, the files under `configs/<group>`"), presets)]
+    lines += ["## Presets", *_table(("group", "presets, the files under `configs/<group>`"), presets), _TUNED]
     return "\n".join(lines)
 
 
