@@ -32,11 +32,14 @@ def test_retrace_with_continuous_actions_is_refused_before_an_actor_starts(tmp_p
         (("credit.estimator=gae",), "credit.estimator=gae is not for algo=impala, which takes vtrace or retrace"),
         (("impala.max_lag=2", "impala.force_lag=4"), "impala.force_lag=4 can never keep impala.max_lag=2"),
         (("impala.max_lag=0",), "impala.max_lag=0 with impala.max_lag_action=drop"),
+        (("impala.max_lag=1", "impala.rollouts_per_update=1"), "set max_lag to at least 2"),
+        (("impala.max_lag=0", "impala.rollouts_per_update=1", "impala.queue_size=2"), "set max_lag to at least 1"),
         (("impala.max_lag=-1",), "impala.max_lag=-1 must be"),
         (("impala.max_lag_action=block",), "impala.max_lag_action=block bounds nothing where impala.max_lag=null"),
         (("impala.max_lag_action=wait",), "impala.max_lag_action=wait is not one of drop, block"),
         (("env.reseed_interval=3",), "env.reseed_interval=3 needs actors that wait"),
         (("normalize.rewards=true", "impala.rollouts_per_update=1"), "normalize.rewards=true"),
+        (("normalize.rewards=true", "impala.max_lag=2"), "normalize.rewards=true"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(overrides: tuple[str, ...], named: str):
@@ -44,6 +47,19 @@ def test_impossible_settings_are_refused_by_name(overrides: tuple[str, ...], nam
         impala_config(*overrides)
     assert named in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("impala.queue_size=1",),
+        ("impala.queue_size=1", "impala.rollouts_per_update=1"),
+        ("impala.max_lag_action=block", "normalize.rewards=true"),
+    ],
+)
+def test_a_lag_of_zero_is_taken_and_kept_where_memory_or_blocking_bounds_it(overrides: tuple[str, ...]):
+    for metrics in updates(6, "impala.max_lag=0", *overrides):
+        assert metrics["lag/max"] == metrics["lag/dropped_rollouts"] == 0
 
 
 def test_keys_of_ppo_are_not_checked_where_impala_learns():

@@ -113,7 +113,9 @@ def test_frames_of_other_sizes_and_channels_are_taken(torso: str) -> None:
     [
         ("mlp", FRAMES, r"policy\.torso=mlp: .*\(4, 84, 84\) are images; set policy=nature_cnn"),
         ("nature_cnn", Box(-1, 1, (5,)), r"policy\.torso=nature_cnn: .*float32 observations of shape \(5,\); set"),
-        ("impala_resnet", Box(-1, 1, (4, 84, 84)), r"it takes uint8 frames .*not float32"),
+        ("impala_resnet", Box(-1, 1, (4, 84, 84)), r"\(4, 84, 84\) are images of float32; .* uint8 .*wrap the env$"),
+        ("mlp", Box(-1, 1, (4, 84, 84)), r"\(4, 84, 84\) are images of float32; .* uint8 .*wrap the env$"),
+        ("impala_resnet", Box(0, 255, (96, 96, 3), np.uint8), r"\(96, 96, 3\) look like \[height, width, channels\]"),
         ("nature_cnn", Box(0, 255, (4, 20, 20), np.uint8), r"frames of shape \(4, 20, 20\) .*too small"),
     ],
 )
@@ -127,6 +129,10 @@ def test_observations_that_do_not_fit_the_torso_are_refused_by_key(torso: str, s
     [
         (("env=Pong", "normalize.observations=true"), r"normalize\.observations=true: policy\.torso=nature_cnn scales"),
         (("env=CartPole", "policy.hidden_sizes=[]"), r"policy\.hidden_sizes=\[\] must be one or more"),
+        (
+            ("env=Pong", "policy.torso=mlp"),
+            r"hidden_sizes=\[\] .* where policy\.torso=mlp and policy\.core=none",
+        ),
         (("env=Pong", "policy.hidden_sizes=[0]"), r"policy\.hidden_sizes=\[0\] must be"),
         (("env=Pong", "policy.torso=vit"), r"policy\.torso=vit is not one of mlp, nature_cnn, impala_resnet"),
         (("env=Pong", "normalize.reward_clip=0"), r"normalize\.reward_clip=0.* must be"),

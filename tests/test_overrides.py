@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import envs
 from scripts.overrides import check_overrides
 from trainer.schema import (
     compose_config,
@@ -123,6 +124,10 @@ UNREAD = {
     "normalize.observations=true only, and this is normalize.observations=false; leave it out",
     "env.physics=euler": "env.physics=euler is read with env.engine=mujoco_warp only, and this is env.engine=envpool; "
     "leave it out",
+    "algo=impala env.engine=torch env.num_threads=4": "env.num_threads=4 is read with env.engine=envpool or gymnasium "
+    "only, and this is env.engine=torch; leave it out",
+    "env.engine=torch env.pools=2": "env.pools=2 is read with env.engine=envpool or gymnasium only, and this is "
+    "env.engine=torch; leave it out",
     "policy.core_size=64": "policy.core_size=64 is read with policy.core=lstm or gru only, and this is "
     "policy.core=none; leave it out",
 }
@@ -144,7 +149,14 @@ def test_a_key_that_one_job_of_a_sweep_reads_is_taken():
 
 def test_more_pools_than_envs_are_refused():
     assert check_overrides(["env.pools=3", "num_envs=2"]) == "env.pools=3 is more than num_envs=2"
-    assert check_overrides(["env.pools=3", "num_envs=2", "env.engine=torch"]) is None
+    assert compose_config(["env.pools=3", "num_envs=2", "env.engine=torch"]).env.pools == 3
+
+
+def test_what_actors_or_an_engine_of_ones_own_take_is_read(monkeypatch: pytest.MonkeyPatch):
+    own = envs.Engine("envs.torch_classic", "TorchVecEnv", "rollscan", ("physics",))
+    monkeypatch.setattr("envs.ENGINES", {**envs.ENGINES, "mine": own})
+    assert check_overrides(["env.engine=mine", "env.physics=euler"]) is None
+    assert check_overrides(["algo=impala", "env.engine=torch", "env.pools=4", "env.timeout=60"]) is None
 
 
 def test_every_value_of_a_sweep_is_checked():

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
+import envs
 from trainer.config import Config, ConfigError
 
 #: What other libraries call a key.
@@ -61,7 +62,6 @@ _READ_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("impala.rmsprop_decay", "impala.rmsprop_eps"), ("impala.optimizer", ("rmsprop",))),
     "impala.adam_eps": ("impala.optimizer", ("adam",)),
     "normalize.observation_clip": ("normalize.observations", (True,)),
-    "env.physics": ("env.engine", ("mujoco_warp",)),
     "policy.core_size": ("policy.core", ("lstm", "gru")),
     "credit.gae_lambda": ("credit.estimator", ("gae",)),
     "credit.td_lambda": ("credit.estimator", ("td_lambda",)),
@@ -71,6 +71,10 @@ _READ_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "credit.c_bar": ("credit.estimator", ("vtrace", "retrace")),
     "credit.retrace_lambda": ("credit.estimator", ("retrace",)),
 }
+#: What is read where the engine's entry in `envs.ENGINES`, maybe one's own, names it.
+_TAKEN_BY_ENGINES = ("env.pools", "env.num_threads", "env.timeout", "env.physics")
+#: Of these, what IMPALA's actors read whatever the engine.
+_TAKEN_BY_ACTORS = ("env.pools", "env.timeout")
 
 
 @dataclass(frozen=True)
@@ -136,9 +140,10 @@ def check_override(key: str, value: Any) -> None:
 def why_unread(key: str, value: Any, config: Config) -> str | None:
     """That nothing in this configuration reads a key, what would, and what is read instead; None if it is read."""
     for name in (key.partition(".")[0], key):
-        if name not in _READ_BY:
+        found = _readers(name, config)
+        if found is None:
             continue
-        decider, readers = _READ_BY[name]
+        decider, readers = found
         now = get(config, decider)
         if now not in readers:
             instead = f"{now}.{key.rpartition('.')[2]}"
@@ -146,6 +151,14 @@ def why_unread(key: str, value: Any, config: Config) -> str | None:
             only = f"{decider}={' or '.join(map(as_text, readers))}"
             return f"{key}={as_text(value)} is read with {only} only, and this is {decider}={as_text(now)}; {cure}"
     return None
+
+
+def _readers(name: str, config: Config) -> tuple[str, tuple[Any, ...]] | None:
+    """The key, and its values, for which a section or key is read; None: for any."""
+    if name in _TAKEN_BY_ENGINES and not (config.algo == "impala" and name in _TAKEN_BY_ACTORS):
+        setting = name.rpartition(".")[2]
+        return "env.engine", tuple(engine for engine, entry in envs.ENGINES.items() if setting in entry.settings)
+    return _READ_BY.get(name)
 
 
 def wrong_value(key: str, value: Any) -> str:

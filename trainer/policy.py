@@ -15,6 +15,9 @@ from trainer.distributions import Distribution, action_head
 from trainer.networks import PIXEL_TORSOS, Torso, VectorTorso, mlp
 from trainer.recurrent import CORES
 
+#: Channels of one picture: red, green, blue and alpha.
+_MOST_COLOURS = 4
+
 
 class Action(NamedTuple):
     """What the behaviour policy did in a batch of states."""
@@ -169,20 +172,30 @@ def _torso(space: gymnasium.Space[Any], kind: str) -> Torso:
     """
     if not isinstance(space, gymnasium.spaces.Box):
         raise ConfigError(f"env.id: observations of {type(space).__name__} are not supported, only Box")
-    is_image = len(space.shape) >= 3
-    if kind == "mlp":
-        if is_image:
-            raise ConfigError(
-                f"policy.torso=mlp: observations of shape {space.shape} are images; set policy=nature_cnn or "
-                f"policy=impala_resnet"
-            )
-        return VectorTorso(space.shape)
-    if len(space.shape) != 3 or space.dtype != np.uint8:
+    shape, dtype = space.shape, space.dtype
+    is_image, are_frames = len(shape) >= 3, len(shape) == 3 and dtype == np.uint8
+    if kind == "mlp" and not is_image:
+        return VectorTorso(shape)
+    if is_image and not are_frames:
         raise ConfigError(
-            f"policy.torso={kind}: it takes uint8 frames [channels, height, width], not {space.dtype} observations of "
-            f"shape {space.shape}; set policy.torso=mlp"
+            f"policy.torso={kind}: observations of shape {shape} are images of {dtype}; networks take uint8 frames "
+            f"[channels, height, width], so wrap the env"
+        )
+    if kind == "mlp":
+        raise ConfigError(
+            f"policy.torso=mlp: observations of shape {shape} are images; set policy=nature_cnn or policy=impala_resnet"
+        )
+    if not are_frames:
+        raise ConfigError(
+            f"policy.torso={kind}: it takes uint8 frames [channels, height, width], not {dtype} observations of shape "
+            f"{shape}; set policy.torso=mlp"
+        )
+    if shape[2] <= _MOST_COLOURS < shape[0]:
+        raise ConfigError(
+            f"policy.torso={kind}: frames are [channels, height, width], and those of shape {shape} look like [height, "
+            f"width, channels]; move their channels first in a wrapper of the env"
         )
     try:
-        return PIXEL_TORSOS[kind](space.shape)
+        return PIXEL_TORSOS[kind](shape)
     except ValueError as error:
         raise ConfigError(f"policy.torso={kind}: {error}") from error

@@ -222,10 +222,11 @@ def _check_actors(config: Config) -> None:
             f"impala.batch_inference=true has nothing to batch with one actor (env.pools={config.env.pools}, "
             f"num_envs={config.num_envs}); set env.pools to 2 or more"
         )
-    if config.normalize.rewards and (config.num_batch_groups > 1 or impala.max_lag is not None):
+    drops = impala.max_lag is not None and impala.max_lag_action == "drop"
+    if config.normalize.rewards and (config.num_batch_groups > 1 or drops):
         raise ConfigError(
             "normalize.rewards=true follows every env's return without a gap; with algo=impala set "
-            "impala.rollouts_per_update=0 and impala.max_lag=null"
+            "impala.rollouts_per_update=0 and impala.max_lag=null, or max_lag_action=block"
         )
 
 
@@ -244,10 +245,11 @@ def _check_lag(config: Config) -> None:
         raise ConfigError(
             f"impala.force_lag={impala.force_lag} can never keep impala.max_lag={impala.max_lag}; set either to null"
         )
-    if impala.force_lag is None and impala.max_lag_action == "drop" and impala.max_lag < groups:
+    least = min(groups, (impala.queue_size or 2 * groups) - 1)  # actors without memory to fill do wait
+    if impala.force_lag is None and impala.max_lag_action == "drop" and impala.max_lag < least:
         raise ConfigError(
-            f"impala.max_lag={impala.max_lag} with impala.max_lag_action=drop: actors that do not wait are {groups} "
-            f"updates behind or more; set max_lag to at least {groups}, or max_lag_action=block"
+            f"impala.max_lag={impala.max_lag} with impala.max_lag_action=drop: actors that do not wait are {least} "
+            f"updates behind or more; set max_lag to at least {least}, or max_lag_action=block"
         )
 
 
@@ -256,7 +258,10 @@ def _check_policy(config: Config) -> None:
     learns_before_heads = policy.torso != "mlp" or policy.core != "none"
     fit = all(1 <= width <= _WIDEST for width in policy.hidden_sizes)
     if not fit or not (policy.hidden_sizes or learns_before_heads):
-        raise ConfigError(f"policy.hidden_sizes={policy.hidden_sizes} must be one or more widths from 1 to {_WIDEST}")
+        why = "" if learns_before_heads else f" where policy.torso={policy.torso} and policy.core={policy.core}"
+        raise ConfigError(
+            f"policy.hidden_sizes={policy.hidden_sizes} must be one or more widths from 1 to {_WIDEST}{why}"
+        )
     if not policy.min_log_std <= policy.init_log_std <= policy.max_log_std:
         raise ConfigError(
             f"policy.init_log_std={policy.init_log_std} must lie between policy.min_log_std={policy.min_log_std} and "
