@@ -28,8 +28,8 @@ Every key of `scripts/train.py`, as `key=value` on the command line. Presets set
 wins over every preset. `python scripts/train.py env=Ant --cfg job` prints what a command would run with. This page is
 written by `python scripts/config_reference.py`.
 """
-_TUNED = """The settings under `configs/env` are tuned for PPO. `configs/algo_env/impala_<env>.yaml` adds what IMPALA needs there;
-where there is no such file, it has its own defaults, which nobody tuned for that env.
+_TUNED = """The settings under `configs/env` are tuned for PPO. `configs/algo_env/impala_<env>.yaml` adds what
+IMPALA needs there; where there is no such file, it has its own defaults, which nobody tuned for that env.
 """
 #: The configuration's sections, in their order.
 _SECTIONS = {name: type(value) for name, value in vars(Config()).items() if is_dataclass(value)}
