@@ -153,6 +153,17 @@ def test_a_run_that_fails_saves_and_says_so_in_its_summary(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_an_env_that_exits_does_not_pass_for_the_end_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
+):
+    settings = [setting for setting in SMALL if not setting.startswith("ppo.")]
+    monkeypatch.setattr(Collector, "collect", lambda _: sys.exit(0))
+    with pytest.raises(RuntimeError, match=r"^an env or a module of one's own called sys\.exit\(0\)$"):
+        train(compose_config([*settings, f"algo={algo}", "out=run"]), tmp_path)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
 def test_a_run_that_is_refused_half_way_through_its_start_closes_its_env(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
 ):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def train(config: Config, base: Path, continued: RunFolder | None = None) -> int
 
     Raises:
         ConfigError, EnvError, CheckpointError, TrainingError, OSError: one line each.
+        RuntimeError: an env or a module of one's own called `sys.exit`.
     """
     if continued is None:
         refuse_taken(config, base)
@@ -47,7 +49,7 @@ def train(config: Config, base: Path, continued: RunFolder | None = None) -> int
     console = make_console(config.logging, run_name(config))
     is_main = distributed.rank() == 0
     sizes = ", ".join(f"{key}={get(config, key)}" for key in _SIZES)
-    with memory_errors(f"{sizes}: the run", ConfigError), ExitStack() as opened:
+    with memory_errors(f"{sizes}: the run", ConfigError), _exits_told(), ExitStack() as opened:
         opened.callback(console.close)
         if continued is not None and is_main:
             opened.enter_context(continued.held())
@@ -60,6 +62,15 @@ def train(config: Config, base: Path, continued: RunFolder | None = None) -> int
                 session.open(folder, previous_wandb_run)
             status = session.run()
             return stop.exit_status or status  # a finished run may have got its signal while it was summed up
+
+
+@contextmanager
+def _exits_told() -> Iterator[None]:
+    """An env's `sys.exit` must not pass for the end of the run, nor end the other jobs of a sweep."""
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(f"an env or a module of one's own called sys.exit({error.code})") from error
 
 
 class _Session:
