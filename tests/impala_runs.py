@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from small_runs import small_config
@@ -28,14 +27,3 @@ def updates(count: int, *overrides: str, made: list[Trainer] | None = None) -> l
         return [trainer.train_one_update() for _ in range(count)]
     finally:
         trainer.close()
-
-
-def assert_no_thread_is_left(before: set[threading.Thread]) -> None:
-    """Neither an actor nor a pool of envs that was not there before."""
-
-    def left() -> list[threading.Thread]:
-        return [t for t in set(threading.enumerate()) - before if t.name.startswith(("actor", "pool"))]
-
-    for thread in left():
-        thread.join(2.0 if thread.name.startswith("pool") else 0.0)
-    assert [thread.name for thread in left()] == []

@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+import tape
 import torch
 from gymnasium import spaces
-from impala_runs import assert_no_thread_is_left, impala_config, updates
+from impala_runs import impala_config, updates
 from torch import Tensor
 
-from tests import tape
 from trainer import graphs, loop
 from trainer.builder import set_precision
 from trainer.config import ConfigError, PolicyConfig
@@ -31,12 +31,7 @@ DISCRETE = spaces.Discrete(3)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
 FRAMES = spaces.Box(0, 255, (2, 40, 40), np.uint8)
 
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert_no_thread_is_left(before)
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def make_policy(
