@@ -7,6 +7,7 @@ import shutil
 import signal
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from small_runs import differences, rows, run_until, small_config, without_times
 
 from envs.base import EnvError
 from envs.torch_classic import TorchVecEnv
-from trainer import checkpoint
+from trainer import checkpoint, distributed
 from trainer.checkpoint import CheckpointError
 from trainer.config import Config, ConfigError
 from trainer.console import QuietConsole
@@ -244,3 +245,18 @@ def test_a_failure_half_way_through_an_update_saves_nothing(tmp_path: Path, monk
         train(small_config(f"out={tmp_path / 'run'}"), tmp_path)
     assert not list((tmp_path / "run").glob("checkpoints/*.pt"))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_another_ranks_failure_to_collect_leaves_this_ones_state_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls = iter(range(2))
+
+    def valid_rows_of_all_ranks(rows: torch.Tensor) -> torch.Tensor:
+        if next(calls) == 1:
+            raise RuntimeError("connection closed by peer")
+        return rows
+
+    ranks = SimpleNamespace(**{**vars(distributed), "sum_": valid_rows_of_all_ranks})
+    monkeypatch.setattr("trainer.loop.distributed", ranks)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        train(small_config(f"out={tmp_path / 'run'}"), tmp_path)
+    assert newest(tmp_path / "run")["update"] == len(rows(tmp_path / "run")) == 1

@@ -123,11 +123,11 @@ class Trainer:
             with self.clock.phase("probe"):
                 self.probe(rollout, rewards, self.update)
         self.newest = rollout, rewards
-        self.is_whole = False
         with self.clock.phase("log"):
             ended = self.episodes.follow(rollout)
-            valid = distributed.sum_(rollout.valid.sum())
+            valid = distributed.sum_(rollout.valid.sum())  # fails where another rank has failed to collect
             self._aside.mark()
+        self.is_whole = False
         statistics = self.algorithm.update(rollout, rewards, self.progress)
         with self.clock.phase("log"), self._aside.reading():  # while the device updates the policy
             self.episodes.record(ended)
