@@ -29,7 +29,8 @@ wins over every preset. `python scripts/train.py env=Ant --cfg job` prints what 
 written by `python scripts/config_reference.py`.
 """
 _TUNED = """The settings under `configs/env` are tuned for PPO. `configs/algo_env/impala_<env>.yaml` adds what
-IMPALA needs there; where there is no such file, it has its own defaults, which nobody tuned for that env.
+IMPALA needs there: PPO's own recipe from actors that are one update behind (`impala_as_ppo`), or settings that were
+tuned for it (`Ant`, `CartPole`, `TMaze`, frames). An env without such a file has the defaults above, near the paper's.
 """
 #: The configuration's sections, in their order.
 _SECTIONS = {name: type(value) for name, value in vars(Config()).items() if is_dataclass(value)}

@@ -41,6 +41,20 @@ def test_every_preset_composes_into_a_valid_configuration(group: str, name: str)
     assert from_yaml(to_yaml(config)) == config, "what a run folder stores is the same configuration"
 
 
+@pytest.mark.parametrize("name", [name for group, name in PRESETS if group == "env"])
+def test_every_env_preset_has_settings_for_impala(name: str):
+    config = compose_config(["algo=impala", f"env={name}"])
+    validate(config)
+    assert config.impala.optimizer == "adam", "the paper's defaults are tuned for none of them"
+
+
+def test_impala_takes_ppo_s_recipe_where_its_own_was_not_tuned():
+    config = compose_config(["algo=impala", "env=HalfCheetah"])
+    assert config.impala.learning_rate == config.ppo.learning_rate == 3e-4
+    assert (config.impala.update_epochs, config.impala.num_minibatches) == (10, 16)
+    assert config.credit.vtrace_lambda == config.credit.gae_lambda == 0.92
+
+
 def test_the_promised_env_presets_are_there():
     promised = {"Ant", "HalfCheetah", "Hopper", "Walker2d", "Humanoid", "CartPole", "Pendulum", "Acrobot"}
     assert promised <= {name for group, name in PRESETS if group == "env"}
