@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import time
 from pathlib import Path
@@ -111,18 +112,15 @@ def test_a_full_disk_leaves_the_previous_checkpoint_and_nothing_half_written(
     assert checkpoint.load_newest(tmp_path, print)["update"] == 1
 
 
-def test_a_disk_that_fills_up_inside_a_checkpoint_leaves_the_previous_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_disk_that_fills_up_inside_a_checkpoint_is_named_and_leaves_the_previous_one(tmp_path: Path):
     checkpoint.save(tmp_path, 1, state())
-
-    def save(content: object, file) -> None:
-        file.write(b"half")
-        full_disk()
-
-    monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(CheckpointError, match=r"update-00000002\.pt: could not be written"):
-        checkpoint.save(tmp_path, 2, state())
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"update-00000002\.pt: could not be written: File too large$"):
+            checkpoint.save(tmp_path, 2, {**state(), "large": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert names(tmp_path) == ["update-00000001.pt"]
 
 

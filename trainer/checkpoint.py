@@ -130,6 +130,8 @@ def restore_rng_state(state: dict[str, torch.Tensor], device: torch.device) -> N
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error.__context__, OSError):  # torch's writer complains of what it has counted, not of the full disk
+        error = error.__context__
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
