@@ -85,6 +85,7 @@ class VecEnv(abc.ABC):
     pools: tuple[slice, ...]  #: the columns of each pool; together ``0 .. num_envs``
     capturable: bool = False  #: True if ``send`` and ``recv`` only launch work on the current CUDA stream
     fixed_results: bool = False  #: True if a pool's ``recv`` always returns the same tensors, for CUDA graphs to read
+    limits_steps: bool = False  #: True if ``recv`` itself raises where a step takes longer than ``env.timeout``
     clock: Clock = NullClock()
 
     @classmethod

@@ -49,6 +49,7 @@ class EnvPoolVecEnv(HostVecEnv):
     """
 
     engine = "envpool"
+    limits_steps = True
 
     def __init__(
         self,

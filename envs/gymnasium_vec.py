@@ -70,6 +70,7 @@ class GymnasiumVecEnv(HostVecEnv):
             raise EnvError(f"env.options.vectorization_mode={vectorization_mode}: it must be {' or '.join(_MODES)}")
         self._spec, self._options = gymnasium.spec(id), options
         self._mode, self._num_threads, self._timeout = vectorization_mode, num_threads, timeout
+        self.limits_steps = vectorization_mode == "async"
         observation_space, action_space = _spaces(self._spec, options)
         self._join = ObservationMap(id, observation_space)
         if index_range(action_space) is None:

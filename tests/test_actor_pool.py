@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from impala_runs import impala_config, updates
 from small_runs import differences, rows, run_until
 
@@ -109,6 +110,26 @@ def test_an_env_that_does_not_answer_is_reported_after_the_timeout(tmp_path: Pat
     assert time.monotonic() - started < 15
     released.set()
     time.sleep(0.2)  # the stuck threads end by themselves
+    assert checkpoint.load_newest(tmp_path / "run/checkpoints", print)["update"] == len(rows(tmp_path / "run"))
+
+
+def test_an_env_that_hangs_in_its_actor_s_thread_is_reported_after_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    original, released, steps = CartPoleEnv.step, threading.Event(), itertools.count()
+
+    def step(env: CartPoleEnv, action: Any) -> Any:
+        if next(steps) == 700:  # one env of one actor
+            released.wait(20)
+        return original(env, action)
+
+    monkeypatch.setattr(CartPoleEnv, "step", step)
+    started = time.monotonic()
+    with pytest.raises(EnvError, match=r"envs (0 to 3|4 to 7): no answer for env\.timeout=1\.0 s, one .* stuck"):
+        train(impala_config("out=run", "env.engine=gymnasium", "env.timeout=1"), tmp_path)
+    assert time.monotonic() - started < 15
+    released.set()
+    time.sleep(0.2)  # the stuck thread ends by itself
     assert checkpoint.load_newest(tmp_path / "run/checkpoints", print)["update"] == len(rows(tmp_path / "run"))
 
 

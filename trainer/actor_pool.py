@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from statistics import fmean
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from envs.base import EnvError
 from envs.group import EnvGroup
 from trainer.actors import WAIT, Actor, VersionRule, WindowNote
 from trainer.algorithm import Parts
@@ -100,13 +102,25 @@ class ActorPool:
                 self._collect_here()
             elif not self._threads:
                 self._start()
-            batch = self._queue.take()
+            batch = self._queue.take(self._find_stuck)
         self._lags = [self._versions.newest - note.version for note in batch.notes]
         self._notes.update((note.actor, note) for note in batch.notes)
         self._last_note = batch.notes[-1]
         notes = sorted(batch.notes, key=lambda note: note.actor)
         columns = slice(self._pools[notes[0].actor].start, self._pools[notes[-1].actor].stop)
         return replace(batch.rollout, columns=columns)
+
+    def _find_stuck(self) -> None:
+        """Raise an `EnvError` where an actor's env does not answer and its engine does not say so itself."""
+        for actor, columns in zip(self._actors, self._pools, strict=True):
+            if self._is_stuck(actor):
+                raise EnvError(
+                    f"envs {columns.start} to {columns.stop - 1}: no answer for env.timeout={self._timeout} s, "
+                    "one of them is stuck"
+                )
+
+    def _is_stuck(self, actor: Actor) -> bool:
+        return not actor.collector.env.limits_steps and time.monotonic() - actor.collector.answered > self._timeout
 
     def _seed(self) -> None:
         """Draw the actors' seeds from the run's own generator: a resumed run goes on with other numbers."""
@@ -208,8 +222,8 @@ class ActorPool:
     def close(self) -> None:
         """End the threads, each after the window that it collects; calling it twice is fine."""
         self._gate.close()
-        for thread in self._threads:
-            thread.join(self._timeout)
+        for actor, thread in zip(self._actors, self._threads, strict=False):  # threads may not have begun
+            thread.join(0 if self._is_stuck(actor) else self._timeout)
 
 
 def _batch_memory(rollout: Rollout, num_envs: int, normalizer: ObservationNormalizer | None) -> Rollout:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -69,6 +71,8 @@ class Collector:
         self._is_shared = shared is not None
         self._graphs = graphs
         self._begin = graphs.step("the rollout's start", Part("normalize", self._freeze_scaling))
+        #: when a window began or the envs last answered, by `time.monotonic`; infinite while nothing is asked of them
+        self.answered = math.inf
         self._steps: dict[int, tuple[Rollout, _Steps]] = {}  #: by the identity of a rollout, which is kept alive
         dtype = self._observations.dtype
         if observation_normalizer is not None:  # integers are normalized to floats, in the same memory
@@ -155,6 +159,7 @@ class Collector:
         if id(self.rollout) not in self._steps:
             self._steps[id(self.rollout)] = self.rollout, self._make_steps(self.rollout)
         _, steps = self._steps[id(self.rollout)]
+        self.answered = time.monotonic()
         self._begin()
         self.rollout.core_state[0] = self._state
         for choose, send in zip(steps.choose, steps.send, strict=True):
@@ -166,8 +171,10 @@ class Collector:
                     step()
                 choose()
                 send()
+            self.answered = time.monotonic()
         for step in itertools.chain.from_iterable(steps.receive):
             step()
+        self.answered = math.inf
         steps.finish()
         return self.rollout
 

@@ -8,6 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+#: Seconds between two looks of a thread that watches while it waits.
+WATCH_SECONDS = 0.5
+
 
 class Closed(Exception):
     """The run is ending: whoever waits shall leave."""
@@ -25,14 +28,21 @@ class Gate:
         self.error: BaseException | None = None  #: what closed the gate first, if that was an error
 
     @contextmanager
-    def when(self, ready: Callable[[], bool]) -> Iterator[None]:
+    def when(self, ready: Callable[[], bool], watch: Callable[[], None] | None = None) -> Iterator[None]:
         """Wait until ``ready()``, then hold the lock for the block.
+
+        Args:
+            ready: looked at whenever somebody leaves.
+            watch: called now and then meanwhile; what it raises ends the wait.
 
         Raises:
             Closed: the run is ending.
         """
         with self._condition:
-            self._condition.wait_for(lambda: self._closed or ready())
+            seconds = None if watch is None else WATCH_SECONDS
+            while not self._condition.wait_for(lambda: self._closed or ready(), seconds):
+                if watch is not None:
+                    watch()
             if self._closed:
                 raise Closed
             yield

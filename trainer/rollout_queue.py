@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from trainer.gate import Fence, Gate
@@ -65,14 +65,17 @@ class RolloutQueue(Generic[Note]):
             self._fences[place].join()
             self._notes[place].append(note)
 
-    def take(self) -> FullBatch[Note]:
+    def take(self, watch: Callable[[], None] | None = None) -> FullBatch[Note]:
         """The next batch; waits until all its parts were submitted.
+
+        Args:
+            watch: called now and then while it waits; what it raises ends the wait.
 
         Raises:
             Closed: the run is ending.
         """
         place = self._taken % len(self._memory)
-        with self._gate.when(lambda: len(self._notes[place]) == self._parts):
+        with self._gate.when(lambda: len(self._notes[place]) == self._parts, watch):
             self._fences[place].join()
             batch = FullBatch(self._taken, self._memory[place], list(self._notes[place]))
             self._taken += 1
