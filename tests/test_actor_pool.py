@@ -164,6 +164,13 @@ def test_a_forced_lag_goes_on_through_a_resume_bit_for_bit(tmp_path: Path, lag: 
     assert lags[0] == lags[1] == [min(update, lag) for update in range(6)]
 
 
+def test_a_forced_lag_is_resumed_with_another_number_of_actors(tmp_path: Path):
+    assert run_until(3, impala_config("out=run", "env.engine=torch", "impala.force_lag=2"), tmp_path) == 143
+    run = RunFolder.existing(tmp_path / "run")
+    assert run_until(6, compose_for_resume(run.config.read_text(), ["env.pools=1"]), tmp_path, run) == 143
+    assert [row["lag/max"] for row in rows(run.path)] == [0, 1, 2, 0, 1, 2], "envs and versions start anew"
+
+
 def test_switching_threads_often_changes_no_count():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)

@@ -211,6 +211,8 @@ class ActorPool:
         self._lag_counts, self._dropped = Counter(state.get("lag_counts")), state.get("dropped", 0)
         if not self._is_forced or state.get("device") != self._actors[0].generator.device.type:
             return False
+        if len(state["actors"]) != len(self._actors):  # env.pools was changed
+            return False
         self._versions.recall(state["versions"])
         self._is_seeded = True
         for actor, saved in zip(self._actors, state["actors"], strict=True):
