@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -160,6 +161,8 @@ def main() -> None:
     except (ConfigError, EnvError, CheckpointError, OSError) as error:
         say(f"error: {error}", sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:  # the envs are closed by now
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pytest
 import torch
 from small_runs import run_until, small_config
 
+from envs.envpool_cpu import EnvPoolVecEnv
 from scripts import evaluate as script
 from trainer.checkpoint import CheckpointError
 from trainer.evaluate import evaluate, load_checkpoint
@@ -157,6 +158,20 @@ def test_a_wrong_command_is_refused_in_one_line(
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
     assert named.format(run=run) in errors
+
+
+def test_ctrl_c_closes_the_envs_and_leaves_without_a_traceback(run: Path, monkeypatch: pytest.MonkeyPatch):
+    closed: list[EnvPoolVecEnv] = []
+
+    def interrupt(env: EnvPoolVecEnv, *_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EnvPoolVecEnv, "recv", interrupt)
+    monkeypatch.setattr(EnvPoolVecEnv, "close", closed.append)
+    with pytest.raises(SystemExit) as end:
+        command(monkeypatch, f"checkpoint={run}", "episodes=2")
+    assert end.value.code == 130
+    assert len(closed) == 1
 
 
 def test_help_says_what_the_command_does_and_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

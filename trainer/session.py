@@ -24,8 +24,11 @@ from trainer.schema import to_dict
 from trainer.signals import StopSignal
 
 _STOPPED_BY_ANOTHER_RANK = 128 + signal.SIGTERM
-#: What decides how much memory a run takes.
-_SIZES = ("num_envs", "rollout_length", "policy.hidden_sizes")
+#: What decides how much memory a run takes, by algorithm.
+_SIZES = {
+    "ppo": ("num_envs", "rollout_length", "policy.hidden_sizes"),
+    "impala": ("num_envs", "rollout_length", "impala.queue_size", "policy.hidden_sizes"),
+}
 
 
 def train(config: Config, base: Path, continued: RunFolder | None = None) -> int:
@@ -48,7 +51,7 @@ def train(config: Config, base: Path, continued: RunFolder | None = None) -> int
         config.logging.console, config.wandb.mode = "none", "disabled"
     console = make_console(config.logging, run_name(config))
     is_main = distributed.rank() == 0
-    sizes = ", ".join(f"{key}={get(config, key)}" for key in _SIZES)
+    sizes = ", ".join(f"{key}={get(config, key)}" for key in _SIZES[config.algo])
     with memory_errors(f"{sizes}: the run", ConfigError), _exits_told(), ExitStack() as opened:
         opened.callback(console.close)
         if continued is not None and is_main:
