@@ -167,7 +167,7 @@ def test_ctrl_c_closes_the_envs_and_leaves_without_a_traceback(run: Path, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(EnvPoolVecEnv, "recv", interrupt)
-    monkeypatch.setattr(EnvPoolVecEnv, "close", closed.append)
+    monkeypatch.setattr(EnvPoolVecEnv, "close", lambda env: closed.append(env))
     with pytest.raises(SystemExit) as end:
         command(monkeypatch, f"checkpoint={run}", "episodes=2")
     assert end.value.code == 130
