@@ -143,9 +143,13 @@ def torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def small_settings_but(*left_out: str) -> list[str]:
+    return [setting for setting in SMALL if not setting.startswith(left_out)]
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS])])
 def test_the_command_under_torchrun_trains_one_run_in_one_folder(tmp_path: Path, device: str) -> None:
-    settings = [setting for setting in SMALL if not setting.startswith("device=")]
+    settings = small_settings_but("device=", "env.num_threads=")
     done = torchrun(tmp_path, *settings, f"device={device}", "env.engine=torch", "total_steps=500", "out=run")
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -159,7 +163,7 @@ def test_the_command_under_torchrun_trains_one_run_in_one_folder(tmp_path: Path,
 @TWO_GPUS
 @pytest.mark.parametrize("algo", ["ppo", "impala"])
 def test_two_gpus_learn_the_same_with_sums_inside_of_graphs_as_without_graphs(tmp_path: Path, algo: str) -> None:
-    settings = [setting for setting in SMALL if not setting.startswith(("device=", "ppo.", "total_steps="))]
+    settings = small_settings_but("device=", "env.num_threads=", "ppo.", "total_steps=")
     settings += [f"algo={algo}", "device=cuda", "env.engine=torch", "env.options.compile=false", "total_steps=3000"]
     if algo == "impala":
         settings.append("impala.force_lag=0")  # repeatable; batches before the first graph have no lag in any case
