@@ -172,10 +172,7 @@ def test_a_run_that_another_process_continues_is_refused_before_an_env_starts(
         (("env.options.colour=red",), "env.options.colour"),
         (("policy.hidden_sizes=[35184372088832]",), "hidden_sizes=[35184372088832] must be one or more widths"),
         (("credit.backend=triton",), "credit.backend=triton needs device=cuda"),
-        (
-            ("env.engine=torch", "env.id=Ant"),
-            "env.id=Ant is unknown to env.engine=torch, which has Acrobot-v1, CartPole-v1",
-        ),
+        (("env.engine=torch",), "env.num_threads=1 is read with env.engine=envpool or gymnasium only"),
         (("out=/proc/nope/run",), "out=/proc/nope/run: the run folder cannot be made"),
         (("resume=nowhere",), "resume=nowhere: there is no run"),
     ],
