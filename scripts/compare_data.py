@@ -16,7 +16,7 @@ import numpy as np
 from trainer.metrics import Metrics, read_metrics
 from trainer.probe import amdahl
 from trainer.run_folder import RunFolder
-from trainer.schema import from_yaml, to_dict
+from trainer.schema import read_yaml, to_dict
 from trainer.timing import PHASES, UPDATE_PARTS
 
 T = TypeVar("T")
@@ -154,7 +154,7 @@ def _settings(path: Path) -> dict[str, Any]:
     text = path.read_text()
     if not text.strip():
         raise ValueError("the file is empty")  # a mapping without keys would be the defaults
-    return dict(_flatten(to_dict(from_yaml(text))))
+    return dict(_flatten(to_dict(read_yaml(text))))
 
 
 def _flatten(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -46,6 +46,13 @@ def test_nothing_is_read_before_the_first_episode_ended(tmp_path: Path):
     assert returns(run, "env_steps")[0] == (run.rows[2]["env_steps"], 30.0)
 
 
+def test_runs_are_compared_where_their_env_cannot_be_imported_or_a_value_is_refused_by_now(tmp_path: Path):
+    run = write_run(tmp_path / "run")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("module: null", "module: far_away").replace("seed: 1", "seed: -1"))
+    assert read_run(run, "run").settings["env.module"] == "far_away"
+
+
 def test_a_run_in_which_no_episode_ended_has_no_curve_and_no_return(tmp_path: Path):
     runs = [
         write_run(tmp_path / name, change=lambda row: row.update(episode_return=None), seed=seed)

@@ -176,7 +176,7 @@ def drop_line(path: Path) -> None:
         ("summary.json", Path.unlink, "there is no such file; the run is under way or was killed"),
         ("config.yaml", lambda path: path.write_text(""), "empty"),
         ("config.yaml", lambda path: path.write_text("num_envs: [1"), "cannot be read"),
-        ("config.yaml", lambda path: path.write_text("num_envs: 0"), "num_envs=0"),
+        ("config.yaml", lambda path: path.write_text("num_envs: many"), "num_envs=many is not a whole number"),
         ("metrics.jsonl", lambda path: path.write_text(""), "empty"),
         ("metrics.jsonl", lambda path: cut(path, 0.999), "line 9 of 9 is torn"),
         ("metrics.jsonl", lambda path: cut(path, 0.5), "is torn"),

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 import envs
 from scripts.overrides import check_overrides
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, EnvConfig
 from trainer.keys import KEYS, check_override, wrong_value
 from trainer.schema import (
     CONFIG_FOLDER,
@@ -21,6 +21,7 @@ from trainer.schema import (
     from_yaml,
     is_group,
     parse_overrides,
+    read_yaml,
     to_dict,
     to_yaml,
 )
@@ -155,6 +156,13 @@ def test_a_key_of_another_version_is_refused_as_the_run_s_own():
     saved = to_yaml(compose_config(["env=CartPole"])) + "old_key: 3\n"
     with pytest.raises(ConfigError, match=r"^old_key: there is no such key.*the run's config.yaml, of another version"):
         compose_for_resume(saved, ["total_steps=5"])
+
+
+def test_where_ones_own_module_lies_is_no_fault_of_a_saved_configuration():
+    saved = to_yaml(Config(env=EnvConfig(module="far_away", engine="mine")))
+    with pytest.raises(ConfigError, match=r"^env\.module=far_away cannot .*; it is looked for .* in PYTHONPATH$"):
+        compose_for_resume(saved, [])
+    assert read_yaml(saved).env.engine == "mine", "to look at it nothing is imported"
 
 
 def test_an_empty_saved_configuration_is_all_defaults():

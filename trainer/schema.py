@@ -24,6 +24,10 @@ from trainer.validation import validate
 CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "configs"
 
 
+class ModuleError(ConfigError):
+    """``env.module`` cannot be imported from here."""
+
+
 def _schema() -> DictConfig:
     schema = OmegaConf.structured(Config)
     for options in (schema.env.options, schema.env.training_options):
@@ -84,6 +88,13 @@ def from_omegaconf(composed: DictConfig) -> Config:
     Raises:
         ConfigError: a key is unknown, or a value is missing, of the wrong type, or impossible.
     """
+    config = _typed(composed)
+    import_own(config.env.module)
+    validate(config)
+    return config
+
+
+def _typed(composed: DictConfig) -> Config:
     try:
         # as plain values: a key that was added with `+` meets the schema like any other
         config = OmegaConf.to_object(OmegaConf.merge(_schema(), OmegaConf.to_container(composed, resolve=True)))
@@ -91,8 +102,6 @@ def from_omegaconf(composed: DictConfig) -> Config:
         raise ConfigError(one_line(error)) from error
     if not isinstance(config, Config):
         raise ConfigError(f"the configuration is a {type(config).__name__}, not a mapping of keys")
-    import_own(config.env.module)
-    validate(config)
     return config
 
 
@@ -100,7 +109,7 @@ def import_own(module: str | None) -> None:
     """Import what registers the user's own envs, also from the working directory.
 
     Raises:
-        ConfigError: it cannot be imported.
+        ModuleError: it cannot be imported.
     """
     if module is None:
         return
@@ -109,8 +118,10 @@ def import_own(module: str | None) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        cure = f"; write env.module={module.removesuffix('.py')}" if module.endswith(".py") else ""
-        raise ConfigError(f"env.module={module} cannot be imported: {error}{cure}") from error
+        cure = "; it is looked for in the working directory and in PYTHONPATH"
+        if module.endswith(".py"):
+            cure = f"; write env.module={module.removesuffix('.py')}"
+        raise ModuleError(f"env.module={module} cannot be imported: {error}{cure}") from error
 
 
 def from_yaml(text: str) -> Config:
@@ -120,6 +131,15 @@ def from_yaml(text: str) -> Config:
         ConfigError: not YAML, or refused.
     """
     return from_omegaconf(_mapping(text))
+
+
+def read_yaml(text: str) -> Config:
+    """The `Config` of a ``config.yaml`` to look at, not to run: nothing of one's own is imported, no value refused.
+
+    Raises:
+        ConfigError: not YAML, a key is unknown, or a value of the wrong type.
+    """
+    return _typed(_mapping(text))
 
 
 def to_yaml(config: Config) -> str:
@@ -148,6 +168,8 @@ def compose_for_resume(saved: str, overrides: list[str]) -> Config:
     config = _mapping(saved)
     try:
         from_omegaconf(config)
+    except ModuleError:  # where it lies is no fault of the saved configuration
+        raise
     except ConfigError as error:
         raise ConfigError(
             f"{error} (so says the run's config.yaml, of another version or edited: mend it there)"
