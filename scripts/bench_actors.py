@@ -25,7 +25,7 @@ from scripts.bench_env import Case
 from scripts.bench_env import measure as measure_env
 from scripts.provenance import append_rows, format_table, provenance
 from trainer.actor_pool import ActorPool
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.console import QuietConsole
 from trainer.loop import Trainer
 from trainer.metrics import Metrics
@@ -97,11 +97,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of training per row, and of each raw window")
     parser.add_argument("--no-save", action="store_true", help=f"print only; do not append to {RESULTS.name}")
     arguments = parser.parse_args()
-    raw = raw_rate(compose_config([*_QUIET, *arguments.settings]), arguments.raw_pools, arguments.seconds / 3)
+    variants = [[*arguments.settings, *variant.split()] for variant in arguments.against]
+    try:  # all of them before anything is measured
+        base, *configs = (compose_config([*_QUIET, *settings]) for settings in (arguments.settings, *variants))
+    except ConfigError as error:
+        parser.error(str(error))
+    if any(config.algo != "impala" for config in configs):
+        parser.error("algo=ppo has no actors: scripts/bench_loop.py times it")
+    raw = raw_rate(base, arguments.raw_pools, arguments.seconds / 3)
     source = provenance(("envpool", "triton"))
-    for variant in arguments.against:
-        settings = [*arguments.settings, *variant.split()]
-        row = summarize(" ".join(settings), train(compose_config([*_QUIET, *settings]), arguments.seconds), raw)
+    for settings, config in zip(variants, configs, strict=True):
+        row = summarize(" ".join(settings), train(config, arguments.seconds), raw)
         print(format_table([row], [name for name in row if name != "settings"]), row["settings"], "\n", flush=True)
         if not arguments.no_save:
             append_rows(RESULTS, [{**row, **source}])
