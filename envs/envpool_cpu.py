@@ -98,12 +98,12 @@ class EnvPoolVecEnv(HostVecEnv):
         self._workers = tuple(
             PoolWorker(
                 self.id,
-                columns,
+                self._numbers(pool),
                 self._timeout,
                 {**self._options, "seed": first_seed + columns.start, "num_threads": self._num_threads},
                 self._join,
             )
-            for columns in self.pools
+            for pool, columns in enumerate(self.pools)
         )
 
     def _reset_pool(self, pool: int) -> NDArray:

@@ -97,8 +97,8 @@ class GymnasiumVecEnv(HostVecEnv):
         self._seeds: list[int | None] = [first_seed + columns.start for columns in self.pools]
         if not self._pools:
             self._pools = tuple(
-                Pool(self._spec, columns, self._options, self._mode, self._num_threads, self._timeout)
-                for columns in self.pools
+                Pool(self._spec, self._numbers(pool), self._options, self._mode, self._num_threads, self._timeout)
+                for pool in range(len(self.pools))
             )
 
     def _reset_pool(self, pool: int) -> NDArray:

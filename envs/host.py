@@ -74,6 +74,7 @@ class HostVecEnv(VecEnv):
         self._rings = self._make_rings() if self.fixed_results else []
         self._action_copies = self._make_action_copies() if self.fixed_results else []
         self._stream = {"seed": seed, "rank": rank, "world_size": world_size}
+        self._first_number = rank * num_envs
         self.reseed(epoch=0)
 
     @abc.abstractmethod
@@ -111,7 +112,7 @@ class HostVecEnv(VecEnv):
             actions = actions.detach()
             is_staged = self.fixed_results and actions.is_cuda
             on_host = self._action_copies[pool].to_host(actions) if is_staged else actions.cpu().numpy()
-        check_values(on_host, self.single_action_space, columns.start)
+        check_values(on_host, self.single_action_space, self._numbers(pool).start)
         with self.clock.phase("env_step"):
             self._send_to(pool, on_host)
 
@@ -134,6 +135,11 @@ class HostVecEnv(VecEnv):
     def reseed(self, epoch: int) -> None:
         """Derive all random streams anew from (seed, rank, epoch); the next `reset` starts episodes from them."""
         self._start(first_seed(self.num_envs, epoch=epoch, **self._stream))
+
+    def _numbers(self, pool: int) -> slice:
+        """The envs of a pool, counted over all ranks: by these numbers messages name them."""
+        columns = self.pools[pool]
+        return slice(self._first_number + columns.start, self._first_number + columns.stop)
 
     def _converted(self, observations: NDArray) -> NDArray:
         return observations.astype(self.single_observation_space.dtype, copy=False)

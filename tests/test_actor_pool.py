@@ -105,7 +105,7 @@ def test_an_env_that_does_not_answer_is_reported_after_the_timeout(tmp_path: Pat
 
     monkeypatch.setattr(envpool_worker, "_serve", serve)
     started = time.monotonic()
-    with pytest.raises(EnvError, match=r"pool of envs 0 .. 3 of CartPole-v1: no answer for env.timeout=0.5 s"):
+    with pytest.raises(EnvError, match=r"pool of envs (0 .. 3|4 .. 7) of CartPole-v1: no answer for env.timeout=0.5 s"):
         train(impala_config("out=run", "env.timeout=0.5"), tmp_path)
     assert time.monotonic() - started < 15
     released.set()

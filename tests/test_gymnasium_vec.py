@@ -203,6 +203,14 @@ def test_an_env_that_fails_is_named_and_leaves_no_process(mode: str, fault: str,
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("mode", MODES)
+def test_envs_are_named_by_their_numbers_over_all_ranks(mode: str, make: Make) -> None:
+    env = make("Counter", 2, mode, rank=1, world_size=2, fault="raise", only=3)
+    with pytest.raises(EnvError, match=r"^env 3 of Counter-v0: ValueError: boom"):
+        break_down(env)
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -75,6 +75,14 @@ def test_actors_share_the_cores_and_gymnasiums_envs_have_no_limit(
         assert [member._num_threads for member in env.members] == [threads, threads]
 
 
+@pytest.mark.parametrize("engine", ["envpool", "gymnasium"])
+def test_an_actors_env_is_named_by_its_number_in_the_run(engine: str):
+    with closing(builder.make_training_env(impala_config(f"env.engine={engine}"), torch.device("cpu"))) as env:
+        env.reset()
+        with pytest.raises(EnvError, match=r"^env 6 got action 5: it must be in 0 \.\. 1$"):
+            env.send(1, torch.tensor([0, 1, 5, 0]))
+
+
 def test_a_group_of_envs_steps_as_one_env_with_pools():
     """Actors see the same episodes that PPO's pools do: seeds depend on the column, not on who steps it."""
     options = {"num_threads": 1, "seed": 5}
