@@ -72,6 +72,8 @@ def _run(composed: DictConfig) -> None:
             _notice_preset(list(HydraConfig.get().overrides.task))
         status = train(config, base, continued)
     except EXPECTED_ERRORS as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise  # no file's: an env has lost its connection, say, and the traceback tells which
         say(f"error: {error}", sys.stderr)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise JobFailed(str(error)) from None

@@ -17,6 +17,7 @@ from small_runs import SMALL, rows
 
 from scripts import train as script
 from trainer import session
+from trainer.collector import Collector
 from trainer.schema import from_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -191,6 +192,19 @@ def test_a_refused_run_is_one_line_and_status_one_and_leaves_nothing(
     assert output.err.count("\n") == 1
     assert named in output.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_env_raises_of_no_file_comes_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def refuse(*_: object) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(Collector, "collect", refuse)
+    assert command(monkeypatch, *TINY) == 1
+    errors = capsys.readouterr().err
+    assert "in refuse" in errors
+    assert "ConnectionRefusedError: [Errno 111] Connection refused" in errors
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
