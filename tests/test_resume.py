@@ -18,10 +18,12 @@ from envs.base import EnvError
 from envs.torch_classic import TorchVecEnv
 from trainer import checkpoint, distributed
 from trainer.checkpoint import CheckpointError
+from trainer.collector import Collector
 from trainer.config import Config, ConfigError
 from trainer.console import QuietConsole
 from trainer.loop import Trainer
 from trainer.ppo import PPO
+from trainer.rollout import Rollout
 from trainer.run_folder import RunFolder
 from trainer.schema import compose_for_resume
 from trainer.session import train
@@ -206,6 +208,24 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     shutil.rmtree(run / "checkpoints")
     assert resume(run, 2) == 143
     assert differences(first, (newest(run), [without_times(row) for row in rows(run)])) == []
+
+
+def test_a_run_whose_folder_is_removed_says_so_goes_on_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    collect, calls, run = Collector.collect, iter(range(100)), tmp_path / "run"
+
+    def remove(collector: Collector) -> Rollout:
+        if next(calls) == 2:
+            shutil.rmtree(run)
+        return collect(collector)
+
+    monkeypatch.setattr(Collector, "collect", remove)
+    assert train(small_config("out=run", "checkpoint.interval_updates=1", "total_steps=300"), tmp_path) == 0
+    assert capsys.readouterr().err.count("was removed while the run goes on") == 1
+    ended = newest(run)["update"]
+    assert resume(run, ended + 1, "total_steps=1000") == 143
+    assert [row["update"] for row in rows(run)] == list(range(4, ended + 2))
 
 
 def test_a_torn_newest_checkpoint_is_named_and_the_one_before_continues(tmp_path: Path):

@@ -100,8 +100,7 @@ class _Session:
         """Begin the run's files and its wandb run."""
         env, config, backend = self.trainer.env, self.trainer.config, self.trainer.backend
         self.folder = folder
-        folder.write_config(config)
-        self.metrics = MetricsFile(folder.metrics, keep_updates=self.trainer.update)
+        self._open_files()
         self.wandb = WandbLogger(
             config.wandb, folder.path, folder.path.name, run_tags(config, env.id, backend),
             {**to_dict(config), "env_id": env.id, "previous_wandb_run": previous_wandb_run},
@@ -111,6 +110,10 @@ class _Session:
             f"{env.id} on {engine_name(config)}, {config.num_envs} envs x {config.rollout_length} steps, "
             f"{machine(self.trainer.device)}, credit {config.credit.estimator} on {backend}; {folder.path}"
         )
+
+    def _open_files(self) -> None:
+        self.folder.write_config(self.trainer.config)
+        self.metrics = MetricsFile(self.folder.metrics, keep_updates=self.trainer.update)
 
     def run(self) -> int:
         """The loop over updates; returns the exit status."""
@@ -146,6 +149,10 @@ class _Session:
             self._save()
 
     def _save(self) -> None:
+        if not self.folder.config.exists():
+            self.console.notice(f"{self.folder.path} was removed while the run goes on: its metrics so far are lost")
+            self.metrics.close()
+            self._open_files()
         state = {**self.trainer.state_dict(), "wandb_id": self.wandb.id}
         checkpoint.save(self.folder.checkpoints, self.trainer.update, state)
         self._last_save = time.monotonic()
