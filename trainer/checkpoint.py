@@ -102,7 +102,7 @@ def load_module(module: torch.nn.Module, state: dict[str, Any], where: str) -> N
     own = module.state_dict()
     for name, tensor in own.items():
         if name not in state:
-            raise CheckpointError(f"{where}: the checkpoint has no tensor {name}; was the network changed?")
+            raise CheckpointError(f"{where}: the checkpoint has no tensor {name}; was the network or the env changed?")
         if state[name].shape != tensor.shape:
             raise CheckpointError(
                 f"{where}: tensor {name} has shape {tuple(state[name].shape)} in the checkpoint and "
@@ -110,7 +110,9 @@ def load_module(module: torch.nn.Module, state: dict[str, Any], where: str) -> N
             )
     unknown = sorted(set(state) - set(own))
     if unknown:
-        raise CheckpointError(f"{where}: this configuration has no tensor {unknown[0]}; was the network changed?")
+        raise CheckpointError(
+            f"{where}: this configuration has no tensor {unknown[0]}; was the network or the env changed?"
+        )
     module.load_state_dict(state)
 
 
