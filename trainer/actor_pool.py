@@ -120,7 +120,7 @@ class ActorPool:
                 )
 
     def _is_stuck(self, actor: Actor) -> bool:
-        return not actor.collector.env.limits_steps and time.monotonic() - actor.collector.answered > self._timeout
+        return not actor.collector.env.limits_steps and time.monotonic() - actor.collector.asked > self._timeout
 
     def _seed(self) -> None:
         """Draw the actors' seeds from the run's own generator: a resumed run goes on with other numbers."""

@@ -71,8 +71,7 @@ class Collector:
         self._is_shared = shared is not None
         self._graphs = graphs
         self._begin = graphs.step("the rollout's start", Part("normalize", self._freeze_scaling))
-        #: when a window began or the envs last answered, by `time.monotonic`; infinite while nothing is asked of them
-        self.answered = math.inf
+        self.asked = math.inf  #: when the envs were last sent actions, by `time.monotonic`; infinite once they answered
         self._steps: dict[int, tuple[Rollout, _Steps]] = {}  #: by the identity of a rollout, which is kept alive
         dtype = self._observations.dtype
         if observation_normalizer is not None:  # integers are normalized to floats, in the same memory
@@ -159,7 +158,6 @@ class Collector:
         if id(self.rollout) not in self._steps:
             self._steps[id(self.rollout)] = self.rollout, self._make_steps(self.rollout)
         _, steps = self._steps[id(self.rollout)]
-        self.answered = time.monotonic()
         self._begin()
         self.rollout.core_state[0] = self._state
         for choose, send in zip(steps.choose, steps.send, strict=True):
@@ -171,10 +169,8 @@ class Collector:
                     step()
                 choose()
                 send()
-            self.answered = time.monotonic()
         for step in itertools.chain.from_iterable(steps.receive):
             step()
-        self.answered = math.inf
         steps.finish()
         return self.rollout
 
@@ -198,10 +194,12 @@ class Collector:
         return (self._state[columns], ~self._ended[columns]) if self.policy.state_size else ()
 
     def _send_to(self, pool: int) -> None:
+        self.asked = time.monotonic()
         self.env.send(pool, self._actions[self.env.pools[pool]])
 
     def _receive_from(self, pool: int) -> None:
         self._results[pool] = self.env.recv(pool)
+        self.asked = math.inf
 
     def _record_in(self, pool: int, rollout: Rollout) -> None:
         """Record what came back from a pool's row, and go on to its next."""
