@@ -118,11 +118,12 @@ def test_the_training_commands_in_the_documentation_have_keys_and_presets_that_a
                 check_override(key, value)
 
 
-@pytest.mark.parametrize(("num_envs", "actors"), [(1, 1), (2, 2), (9, 1), (4096, 2)])
+@pytest.mark.parametrize(("num_envs", "actors"), [(1, 1), (2, 2), (9, 1), (512, 2), (1026, 2), (4096, 4)])
 def test_any_number_of_envs_is_taken_where_nobody_set_the_pools(num_envs: int, actors: int):
-    for algorithm in ("ppo", "impala"):
-        config = compose_config([f"num_envs={num_envs}", f"algo={algorithm}"])
-        assert config.num_actors == actors
+    compose_config([f"num_envs={num_envs}"])
+    config = compose_config([f"num_envs={num_envs}", "algo=impala"])
+    assert config.num_actors == actors
+    assert compose_config(["algo=impala", "env.engine=torch", "env.id=CartPole", "num_envs=4096"]).num_actors == 2
 
 
 def test_on_resume_single_keys_change_and_everything_else_is_checked(tmp_path: Path):

@@ -11,6 +11,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+#: Envs from which on EnvPool, under IMPALA, has four actors instead of two.
+_MANY_ENVS = 1024
+
 
 class ConfigError(ValueError):
     """A configuration that cannot run; the message is one line that begins with the key."""
@@ -210,8 +213,10 @@ class Config:
 
     @property
     def num_actors(self) -> int:
-        """IMPALA: actors, each with as many envs; two unless ``env.pools`` says otherwise, or one for an odd number."""
-        return self.env.pools or math.gcd(2, self.num_envs)
+        """IMPALA: actors, each with as many envs: ``env.pools``, or else two, or four where many envs step on EnvPool,
+        whose threads rest while their actor's rows are copied; fewer where ``num_envs`` does not divide."""
+        many = self.env.engine == "envpool" and self.num_envs >= _MANY_ENVS
+        return self.env.pools or math.gcd(4 if many else 2, self.num_envs)
 
     @property
     def rollouts_per_update(self) -> int:
