@@ -36,15 +36,19 @@ DASHES = ("none", "7 4", "2 3", "10 3 2 3")  #: runs differ without colour, too
 def page(comparison: Comparison) -> str:
     """The whole page as text."""
     envs = ", ".join(dict.fromkeys(run.summary["env_id"] for run in comparison.runs))
-    title = f"{len(comparison.runs)} runs on {envs}" if len(comparison.runs) > 1 else f"A run on {envs}"
+    is_alone = len(comparison.runs) == 1
+    title = f"A run on {envs}" if is_alone else f"{len(comparison.runs)} runs on {envs}"
+    differences = [
+        section("amdahl", "What the credit backend is worth", _credit(comparison)),
+        section("settings", "Settings that differ", _settings(comparison)),
+    ]
     body = [
         header(title, f"Costs are over {updates(comparison)}."),
         _run_cards(comparison),
         section("returns", "Returns", _returns(comparison.runs)),
         section("phases", "Where the time of an update goes", _phases(comparison)),
         section("throughput", "Throughput", _throughput(comparison)),
-        section("amdahl", "What the credit backend is worth", _credit(comparison)),
-        section("settings", "Settings that differ", _settings(comparison)),
+        *([] if is_alone else differences),
         section("result", "Result", _table(result_table(comparison))),
     ]
     runs = range(len(comparison.runs))

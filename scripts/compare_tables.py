@@ -32,8 +32,9 @@ def updates(comparison: Comparison) -> str:
 
 
 def result_table(comparison: Comparison) -> Table:
-    """How each run ended, and all of them at the same number of env steps."""
+    """How each run ended, and several of them at the same number of env steps."""
     steps = comparison.common_steps
+    note = "Return: mean of the last episodes."
     facts: list[tuple[str, Callable[[Run], str]]] = [
         ("env", lambda run: run.summary["env_id"]),
         ("credit", lambda run: run.credit),
@@ -43,15 +44,18 @@ def result_table(comparison: Comparison) -> Table:
         ("time", lambda run: f"{duration(run.last['seconds'])} ({run.last['seconds']:.1f} s)"),
         ("steps/s, whole run", lambda run: count(run.last["env_steps"] / run.last["seconds"])),
         ("return", lambda run: number(run.last.get("episode_return"))),
-        (f"return at {steps:,} steps", lambda run: number(at_steps(run, "episode_return", steps))),
-        (f"seconds to {steps:,} steps", lambda run: number(at_steps(run, "seconds", steps))),
         ("machine", lambda run: run.summary["machine"]),
         ("torch", lambda run: run.summary["torch"]),
     ]
+    if len(comparison.runs) > 1:
+        note += f" {steps:,} env steps is where the shortest run ended; figures there are interpolated between updates."
+        facts += [
+            (f"return at {steps:,} steps", lambda run: number(at_steps(run, "episode_return", steps))),
+            (f"seconds to {steps:,} steps", lambda run: number(at_steps(run, "seconds", steps))),
+        ]
     return Table(
         "Result",
-        f"Return: mean of the last episodes. {steps:,} env steps is where the shortest run ended; figures there are "
-        "interpolated between updates.",
+        note,
         [run.name for run in comparison.runs],
         [(name, [fact(run) for run in comparison.runs]) for name, fact in facts],
     )
@@ -84,16 +88,17 @@ def phase_table(comparison: Comparison) -> Table:
 
 
 def throughput_table(comparison: Comparison) -> Table:
-    """Env steps per second over the compared updates and over everything, and the ratio to the first run."""
+    """Env steps per second over the compared updates and over everything; several runs' ratios to the first."""
     rates = [cost.steps_per_second for cost in comparison.costs]
     whole = [run.last["env_steps"] / run.last["seconds"] for run in comparison.runs]
+    ratios = (f"relative to {comparison.runs[0].name}", [f"{rate / rates[0]:.3f}x" for rate in rates])
     return Table(
         "Throughput",
         f"Valid env steps per second of wall time, everything included, over {updates(comparison)}.",
         [run.name for run in comparison.runs],
         [
             ("steps/s", [count(rate) for rate in rates]),
-            (f"relative to {comparison.runs[0].name}", [f"{rate / rates[0]:.3f}x" for rate in rates]),
+            *([ratios] if len(rates) > 1 else []),
             ("steps/s, whole run", [count(rate) for rate in whole]),
         ],
     )
