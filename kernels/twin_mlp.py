@@ -53,7 +53,7 @@ def twin_mlp(
             is set, whatever ``precision`` says of them), or ``auto`` (Triton on CUDA, else torch).
 
     Raises:
-        TypeError: a dtype that is not float32.
+        TypeError: not a tensor or not a pair of them, or a dtype that is not float32.
         ValueError: shapes that do not chain, a weight or bias that is not contiguous, other hidden widths in the second
             network, an unknown choice, or a backend that cannot run here.
     """
@@ -78,6 +78,7 @@ def _check(inputs: Tensor, first: Sequence[Linear], second: Sequence[Linear], ac
     for name, value, choices in (("activation", activation, Activation), ("precision", precision, Precision)):
         if value not in get_args(choices):
             raise ValueError(f"{name}: expected one of {', '.join(get_args(choices))}, got {value!r}")
+    _check_kinds(inputs, first, second)
     if inputs.dim() != 2 or inputs.stride(1) != 1:
         raise ValueError(f"inputs: expected [B, I] with contiguous rows, got {describe(inputs)}")
     if len(first) != len(second) or not first:
@@ -102,6 +103,18 @@ def _check(inputs: Tensor, first: Sequence[Linear], second: Sequence[Linear], ac
     for x in (inputs, *(x for layers in (first, second) for layer in layers for x in layer)):
         if x.dtype != torch.float32 or x.device != inputs.device:
             raise TypeError(f"inputs and parameters: expected float32 on {inputs.device}, got {describe(x)}")
+
+
+def _check_kinds(inputs: object, first: object, second: object) -> None:
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"inputs: expected a tensor [B, I], got {describe(inputs)}")
+    for name, layers in (("first", first), ("second", second)):
+        if not isinstance(layers, (list, tuple)):
+            raise TypeError(f"{name}: expected a list of layers, (weight, bias) each, got {describe(layers)}")
+        for index, layer in enumerate(layers):
+            is_pair = isinstance(layer, (list, tuple)) and len(layer) == 2
+            if not (is_pair and all(isinstance(x, Tensor) for x in layer)):
+                raise TypeError(f"{name}[{index}]: expected tensors (weight, bias), got {describe(layer)}")
 
 
 # --- operators ------------------------------------------------------------------------------------------------------

@@ -188,6 +188,22 @@ def test_a_compiled_function_holds_both_networks_in_one_graph(backend: Backend) 
     [
         ({"activation": "gelu"}, ValueError, "activation: expected one of elu, relu, tanh, got 'gelu'"),
         ({"precision": "fp8"}, ValueError, "precision: expected one of bfloat16, tf32, float32, got 'fp8'"),
+        ({"inputs": [[0.0] * 5]}, TypeError, r"inputs: expected a tensor \[B, I\], got list"),
+        (
+            {"first": torch.nn.Linear(5, 3)},
+            TypeError,
+            "first: expected a list of layers, .* got Linear",
+        ),
+        (
+            {"second": [torch.zeros(3, 5)]},
+            TypeError,
+            r"second\[0\]: expected tensors .* got shape \[3, 5\]",
+        ),
+        (
+            {"second": [(torch.zeros(3, 5), None)]},
+            TypeError,
+            r"second\[0\]: expected tensors .* got tuple",
+        ),
         ({"inputs": torch.zeros(5)}, ValueError, r"inputs: expected \[B, I\] with contiguous rows"),
         ({"inputs": torch.zeros(4, 6)}, ValueError, r"first\[0\]: expected a weight \[outputs, 6\]"),
         ({"inputs": torch.zeros(4, 5).double()}, TypeError, "expected float32 on cpu, got shape .* torch.float64"),
