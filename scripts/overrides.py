@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer.config import Config, ConfigError
-from trainer.keys import KEYS, as_text, meant, why_unread
+from trainer.keys import KEYS, as_text, meant, unknown_key, why_unread
 from trainer.run_folder import RunFolder
 from trainer.schema import (
     CONFIG_FOLDER,
@@ -61,7 +61,7 @@ def check_overrides(arguments: list[str]) -> str | None:
     """
     parsed, unknown = get_args_parser().parse_known_args(arguments)
     if unknown:
-        return f"{unknown[0]}: an override is key=value, without dashes: {unknown[0].lstrip('-')}"
+        return f"{unknown[0]}: an override is key=value, without dashes{_undashed(unknown[0])}"
     try:
         choices = [_single_values(override, parsed.multirun) for override in parsed.overrides]
         first = [values[0] for values in choices]
