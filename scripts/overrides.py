@@ -78,6 +78,13 @@ def check_overrides(arguments: list[str]) -> str | None:
     return None
 
 
+def _undashed(flag: str) -> str:
+    """What ``--num-envs=8`` was meant to say; ``--lr`` names no key."""
+    key, _, value = flag.lstrip("-").partition("=")
+    key = key.replace("-", "_")
+    return f": {key}={value or '<value>'}" if key in KEYS or is_group(key) else f"; {unknown_key(key)}"
+
+
 def _single_values(override: str, multirun: bool) -> list[str]:
     """An override once for each value that it sweeps over."""
     key = override.partition("=")[0]
