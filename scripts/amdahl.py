@@ -24,7 +24,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
 
-from envs.base import EnvError
 from scripts.amdahl_cells import Cell, expand, read_preset, shard_of
 from scripts.amdahl_html import markdown, page, picture
 from scripts.amdahl_measure import EnvShelf, measure
@@ -33,6 +32,7 @@ from scripts.amdahl_store import Store, read_rows
 from scripts.amdahl_tables import closing_lines, figures_text, title
 from scripts.overrides import parse_options
 from scripts.provenance import provenance
+from scripts.refusals import told_in_one_line
 from trainer.config import ConfigError
 from trainer.files import write_atomically
 
@@ -125,11 +125,8 @@ def run(options: Options) -> int:
 
 def main() -> None:
     """Run, or refuse in one line."""
-    try:
+    with told_in_one_line(ValueError):
         sys.exit(run(parse_options(Options, sys.argv[1:])))
-    except (ConfigError, EnvError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

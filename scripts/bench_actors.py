@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a che
 
 from scripts.bench_env import Case
 from scripts.bench_env import measure as measure_env
+from scripts.overrides import composed
 from scripts.provenance import append_rows, format_table, provenance
 from trainer.actor_pool import ActorPool
 from trainer.config import Config, ConfigError
 from trainer.console import QuietConsole
 from trainer.loop import Trainer
 from trainer.metrics import Metrics
-from trainer.schema import compose_config
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "actors.csv"
 _QUIET = ("algo=impala", "wandb.mode=disabled", "logging.console=none")
@@ -99,7 +99,7 @@ def main() -> None:
     arguments = parser.parse_args()
     variants = [[*arguments.settings, *variant.split()] for variant in arguments.against]
     try:  # all of them before anything is measured
-        base, *configs = (compose_config([*_QUIET, *settings]) for settings in (arguments.settings, *variants))
+        base, *configs = (composed([*_QUIET, *settings]) for settings in (arguments.settings, *variants))
     except ConfigError as error:
         parser.error(str(error))
     if any(config.algo != "impala" for config in configs):

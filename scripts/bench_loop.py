@@ -23,11 +23,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a checkout runs without being installed
 
+from scripts.overrides import composed
 from scripts.provenance import append_rows, format_table, provenance
+from scripts.refusals import told_in_one_line
+from trainer.config import Config
 from trainer.console import QuietConsole
 from trainer.loop import Trainer
 from trainer.rollout import Rollout
-from trainer.schema import compose_config
 from trainer.timing import PHASES, UPDATE_PARTS
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "phases.csv"
@@ -35,14 +37,14 @@ _QUIET = ("wandb.mode=disabled", "logging.console=none")
 _COLUMNS = (*PHASES, *UPDATE_PARTS, "total")
 
 
-def measure(settings: list[str], skip: int, updates: int) -> dict[str, str | int | float]:
+def measure(settings: list[str], config: Config, skip: int, updates: int) -> dict[str, str | int | float]:
     """One row: the means of ``updates`` updates after the first ``skip``."""
     if torch.cuda.is_available():
         gc.collect()  # a run before this one may hold itself in a cycle
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
-    trainer = Trainer(compose_config([*settings, *_QUIET]), QuietConsole())
+    trainer = Trainer(config, QuietConsole())
     host: list[float] = []
     _time_calls(trainer, host)
     trainer.clock.start()
@@ -88,9 +90,17 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=6, help="updates before that: compilation, capture")
     parser.add_argument("--no-save", action="store_true", help=f"print only; do not append to {RESULTS.name}")
     arguments = parser.parse_args()
+    with told_in_one_line():
+        run(arguments)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Compose every variant before the first is measured, print each row and append it to the results."""
+    variants = [[*arguments.settings, *variant.split()] for variant in arguments.against]
+    configs = [composed([*settings, *_QUIET]) for settings in variants]
     source = provenance(("envpool", "mujoco-warp", "triton"))
-    for variant in arguments.against:
-        row = measure([*arguments.settings, *variant.split()], arguments.skip, arguments.updates)
+    for settings, config in zip(variants, configs, strict=True):
+        row = measure(settings, config, arguments.skip, arguments.updates)
         print(format_table([row], [name for name in row if name != "settings"]), row["settings"], "\n", flush=True)
         if not arguments.no_save:
             append_rows(RESULTS, [{**row, **source}])

@@ -28,6 +28,8 @@ PLACE = ("out", "resume")
 COSMETIC = (*PLACE, "logging.", "wandb.", "checkpoint.")
 CREDIT_BACKEND = ("credit.backend", "credit.torch_mode")
 NUMBERS = ("update", "env_steps", "seconds", *(f"time/{name}_ms" for name in (*PHASES, "total")))
+#: Numbers, or null until the first episode has ended.
+UNTIL_KNOWN = ("episode_return", "episode_length")
 SUMMARY_KEYS = ("status", "env_id", "credit_backend", "updates", "machine", "torch")
 
 
@@ -151,7 +153,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if not text.strip():
         raise ValueError("the file is empty")  # a mapping without keys would be the defaults
     return dict(_flatten(to_dict(read_yaml(text))))
@@ -167,24 +169,29 @@ def _flatten(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _rows(path: Path) -> list[Metrics]:
     rows = read_metrics(path)
-    lines = len(path.read_text().splitlines())
+    lines = len(path.read_text(encoding="utf-8").splitlines())
     if len(rows) < lines or not rows:
         raise ValueError(f"line {len(rows) + 1} of {lines} is torn" if lines else "the file is empty")
     for number, row in enumerate(rows, start=1):
         missing = [key for key in NUMBERS if not isinstance(row.get(key), int | float)]
         if missing:
             raise ValueError(f"line {number} has no number {missing[0]}")
+        worded = [key for key in UNTIL_KNOWN if not isinstance(row.get(key), int | float | None)]
+        if worded:
+            raise ValueError(f"line {number}: {worded[0]} is neither a number nor null")
     return rows
 
 
 def _summary(path: Path) -> Metrics:
     try:
-        summary = json.loads(path.read_text())
+        summary = json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
         raise ValueError(f"the file is torn: {error}") from error
     missing = [key for key in SUMMARY_KEYS if not isinstance(summary, dict) or key not in summary]
     if missing:
         raise ValueError(f"there is no {missing[0]}")
+    if type(summary["updates"]) is not int:
+        raise ValueError(f"updates is no whole number: {summary['updates']}")
     return summary
 
 

@@ -23,8 +23,8 @@ from rich.text import Text
 from scripts.compare_data import Comparison, RunError, compare, read_run, read_settings
 from scripts.compare_html import page
 from scripts.compare_tables import Table, tables
-from trainer.console import prepare_streams, say
-from trainer.files import write_atomically
+from scripts.refusals import told_in_one_line
+from trainer.files import naming, write_atomically
 
 
 def runs_of_group(folder: Path, group: str, project: str | None) -> list[Path]:
@@ -109,7 +109,6 @@ def read(paths: list[Path], warmup: int) -> Comparison:
 
 def main() -> None:
     """Compare the runs that the command line names."""
-    prepare_streams()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, metavar="run", help="folders of runs or sweeps")
     parser.add_argument("--group", help="instead: the runs of this wandb group")
@@ -118,7 +117,7 @@ def main() -> None:
     parser.add_argument("--html", type=Path, help="also write a report into this file")
     parser.add_argument("--warmup", type=int, default=5, help="first updates that costs leave out (default 5)")
     arguments = parser.parse_args()
-    try:
+    with told_in_one_line(RunError), naming(Path("standard output")):
         comparison = read(chosen(arguments), arguments.warmup)
         console = Console(highlight=False)
         for table in tables(comparison):
@@ -126,9 +125,6 @@ def main() -> None:
         if arguments.html is not None:
             write_atomically(arguments.html, lambda file: file.write(page(comparison).encode()))
             console.print(f"report: {arguments.html}", markup=False, soft_wrap=True)
-    except (RunError, OSError) as error:
-        say(f"error: {error}", sys.stderr)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

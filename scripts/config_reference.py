@@ -25,8 +25,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 _HEAD = """# Configuration
 
 Every key of `scripts/train.py`, as `key=value` on the command line. Presets set several at once; a key that is given
-wins over every preset. `python scripts/train.py env=Ant --cfg job` prints what a command would run with. This page is
-written by `python scripts/config_reference.py`.
+wins over every preset. A default below is what a key has where no preset sets it; without `env=` the preset of Ant does.
+`python scripts/train.py env=Ant --cfg job` prints what a command would run with. This page is written by
+`python scripts/config_reference.py`.
 """
 _TUNED = """The settings under `configs/env` are tuned for PPO. `configs/algo_env/impala_<env>.yaml` adds what
 IMPALA needs there: PPO's own recipe from actors that are one update behind (`impala_as_ppo`), or settings that were
@@ -79,4 +80,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(page(), encoding="utf-8")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,12 +24,10 @@ import gymnasium
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from envs.base import EnvError
 from scripts.overrides import parse_options
+from scripts.refusals import told_in_one_line
 from trainer.builder import resolve_device
-from trainer.checkpoint import CheckpointError
 from trainer.config import ConfigError, EnvConfig
-from trainer.console import prepare_streams, say
 from trainer.evaluate import Episodes, evaluate, load_checkpoint, run_folder_of
 from trainer.metrics import write_json
 from trainer.schema import import_own, one_line
@@ -38,6 +35,7 @@ from trainer.validation import check_device_name, validate
 
 _ROOT = Path(__file__).resolve().parent.parent
 _MISSING_PACKAGE = re.compile(r"^\S*(ModuleNotFoundError|DependencyNotInstalled)")
+_MOST_EPISODES = 2**24  #: one env each: as many as may train
 #: Whether the most likely actions are played.
 _MODES = {"deterministic": True, "sampled": False}
 
@@ -56,12 +54,15 @@ class Options:
 
 
 def _parse(arguments: list[str]) -> Options:
+    preset = next((argument for argument in arguments if argument.startswith("env=")), None)
+    if preset is not None:
+        raise ConfigError(f"{preset}: the run's env is changed key by key, such as env.id={preset[4:] or 'Ant-v5'}")
     options = parse_options(Options, arguments)
     if not options.checkpoint:
         raise ConfigError("checkpoint=<a run folder or file> is missing")
     check_device_name(options.device)
-    if options.episodes < 1:
-        raise ConfigError(f"episodes={options.episodes} must be at least 1")
+    if not 1 <= options.episodes <= _MOST_EPISODES:
+        raise ConfigError(f"episodes={options.episodes} must be at least 1 and at most {_MOST_EPISODES}")
     if options.video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise ConfigError("video=true needs pip install -e '.[video]'")
     if not 0 <= options.seed < 2**31:
@@ -155,14 +156,8 @@ def run(options: Options) -> None:
 
 def main() -> None:
     """Run, or refuse in one line."""
-    prepare_streams()
-    try:
+    with told_in_one_line():
         run(_parse(sys.argv[1:]))
-    except (ConfigError, EnvError, CheckpointError, OSError) as error:
-        say(f"error: {error}", sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:  # the envs are closed by now
-        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

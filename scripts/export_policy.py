@@ -15,12 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a che
 
 import torch
 
-from envs.base import EnvError
 from scripts.overrides import parse_options
+from scripts.refusals import told_in_one_line
 from trainer.builder import make_env
-from trainer.checkpoint import CheckpointError
 from trainer.config import ConfigError
-from trainer.console import prepare_streams, say
 from trainer.evaluate import load_checkpoint, make_agent, run_folder_of
 from trainer.export import export_policy
 
@@ -64,12 +62,8 @@ def run(options: Options) -> None:
 
 def main() -> None:
     """Run, or refuse in one line."""
-    prepare_streams()
-    try:
+    with told_in_one_line():
         run(parse_options(Options, sys.argv[1:]))
-    except (ConfigError, EnvError, CheckpointError, OSError) as error:
-        say(f"error: {error}", sys.stderr)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

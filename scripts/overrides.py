@@ -5,33 +5,28 @@ from __future__ import annotations
 import inspect
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_type_hints
 
 from hydra._internal.utils import get_args_parser  # what hydra.main itself parses with; there is no public one
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
-from omegaconf import OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
+from scripts.refusals import config_errors
 from trainer.config import Config, ConfigError
-from trainer.keys import KEYS, as_text, meant, unknown_key, why_unread
+from trainer.keys import KEYS, as_text, unknown_key, why_unread
 from trainer.run_folder import RunFolder
-from trainer.schema import (
-    CONFIG_FOLDER,
-    compose_config,
-    compose_for_resume,
-    is_group,
-    one_line,
-    parse_overrides,
-)
+from trainer.schema import compose_config, compose_for_resume, is_group, one_line, parse_overrides
 
 Options = TypeVar("Options")
 
 
 def parse_options(kind: type[Options], arguments: list[str]) -> Options:
     """A dataclass of options from ``key=value`` arguments, for scripts that Hydra does not run; ``--help`` prints what
-    the script says of itself and the options, and exits.
+    the script says of itself and the options, and exits. Texts are taken as they stand, a folder ``007`` too.
 
     Raises:
         ConfigError: an argument is not ``key=value``, a key is unknown, or a value of the wrong type.
@@ -45,13 +40,30 @@ def parse_options(kind: type[Options], arguments: list[str]) -> Options:
             word = argument.lstrip("-")
             right = word if "=" in word else f"{next(iter(vars(kind())))}={word}"
             raise ConfigError(f"{argument}: an argument is key=value, without dashes: {right}")
+    texts = {name for name, hint in get_type_hints(kind).items() if hint in (str, str | None)}
     try:
-        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.from_cli(arguments)))
+        given = (_given(argument, texts) for argument in arguments)
+        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), *given))
     except OmegaConfBaseException as error:
         raise ConfigError(one_line(error, known=[str(key) for key in OmegaConf.structured(kind)])) from error
     if not isinstance(options, kind):
         raise ConfigError("arguments are key=value")
     return options
+
+
+def _given(argument: str, texts: set[str]) -> DictConfig:
+    """One argument: texts as they stand, whatever YAML makes of them, all else as YAML."""
+    key, _, value = argument.partition("=")
+    try:
+        argument.encode()
+        if key not in texts or value == "null":
+            return OmegaConf.from_dotlist([argument])
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{argument}: the locale has no such letters; set PYTHONUTF8=1") from error
+    except YAMLError as error:
+        raise ConfigError(f"{argument}: {' '.join(str(error).split())}") from error
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return OmegaConf.create({key: value[1:-1] if is_quoted else value})
 
 
 def check_overrides(arguments: list[str]) -> str | None:
@@ -63,19 +75,23 @@ def check_overrides(arguments: list[str]) -> str | None:
     if unknown:
         return f"{unknown[0]}: an override is key=value, without dashes{_undashed(unknown[0])}"
     try:
-        choices = [_single_values(override, parsed.multirun) for override in parsed.overrides]
-        first = [values[0] for values in choices]
-        jobs = [first] + [
-            [*first[:index], value, *first[index + 1 :]] for index, values in enumerate(choices) for value in values[1:]
-        ]
-        _refuse_unread([(job, _check(job)) for job in jobs])
+        with config_errors():
+            _check_jobs(parsed.overrides, parsed.multirun)
     except ConfigError as error:
         return str(error)
-    except MissingConfigException as error:
-        return _missing(error)
-    except (OmegaConfBaseException, HydraException) as error:
-        return one_line(error)
     return None
+
+
+def composed(overrides: list[str]) -> Config:
+    """The configuration of a run with these overrides, for scripts that make their own runs.
+
+    Raises:
+        ConfigError: refused, in one line that names the override.
+    """
+    with config_errors():
+        for override in overrides:
+            _single_values(override, multirun=False)
+        return compose_config(overrides)
 
 
 def _undashed(flag: str) -> str:
@@ -83,6 +99,15 @@ def _undashed(flag: str) -> str:
     key, _, value = flag.lstrip("-").partition("=")
     key = key.replace("-", "_")
     return f": {key}={value or '<value>'}" if key in KEYS or is_group(key) else f"; {unknown_key(key)}"
+
+
+def _check_jobs(overrides: list[str], multirun: bool) -> None:
+    choices = [_single_values(override, multirun) for override in overrides]
+    first = [values[0] for values in choices]
+    jobs = [first] + [
+        [*first[:index], value, *first[index + 1 :]] for index, values in enumerate(choices) for value in values[1:]
+    ]
+    _refuse_unread([(job, _check(job)) for job in jobs])
 
 
 def _single_values(override: str, multirun: bool) -> list[str]:
@@ -104,8 +129,15 @@ def _parse(override: str) -> Override:
     try:
         return OverridesParser.create().parse_override(override)
     except HydraException as error:
-        cure = "; a list is one word, without spaces" if override.count("[") > override.count("]") else ""
-        raise ConfigError(f"{override}: {one_line(error)}{cure}") from error
+        raise ConfigError(f"{override}: {one_line(error)}{_cure(override)}") from error
+
+
+def _cure(override: str) -> str:
+    key, _, value = override.partition("=")
+    if override.count("[") > override.count("]"):
+        return "; a list is one word, without spaces"
+    is_quoted = "'" in value or '"' in value
+    return "" if is_quoted else f"; a text with such signs stands in two kinds of quotes: \"{key}='{value}'\""
 
 
 def _check(overrides: list[str]) -> Config:
@@ -129,11 +161,3 @@ def _refuse_unread(jobs: list[tuple[list[str], Config]]) -> None:
     for found in reasons.values():
         if all(found):
             raise ConfigError(str(found[0]))
-
-
-def _missing(error: MissingConfigException) -> str:
-    """``env=Foo: there is no such preset``."""
-    group, _, name = str(error.missing_cfg_file).rpartition("/")
-    known = sorted(p.stem for p in (CONFIG_FOLDER / group).glob("*.yaml"))
-    hint = meant(name, known) + ("; any other id: env.id=<id>" if group == "env" else "")
-    return f"{group}={name}: there is no such preset under configs/{group}: {', '.join(known)}{hint}"

@@ -22,19 +22,14 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from envs.base import EnvError
 from scripts.overrides import check_overrides
+from scripts.refusals import EXPECTED_ERRORS
 from trainer import distributed
-from trainer.checkpoint import CheckpointError
-from trainer.config import Config, ConfigError
+from trainer.config import Config
 from trainer.console import prepare_streams, say
-from trainer.loop import TrainingError
 from trainer.run_folder import RunFolder
 from trainer.schema import CONFIG_FOLDER, compose_for_resume, from_omegaconf, register
 from trainer.session import train
-
-#: What a user can mend: told in one line, without a traceback.
-EXPECTED_ERRORS = (ConfigError, EnvError, CheckpointError, TrainingError, OSError)
 
 
 class JobFailed(CompactHydraException):

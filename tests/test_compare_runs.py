@@ -184,6 +184,16 @@ def drop_line(path: Path) -> None:
         ("metrics.jsonl", drop_line, "it ends at update 8, but summary.json counts 9"),
         ("metrics.jsonl", lambda path: path.write_text("7\n"), "line 1 of 1 is torn"),
         ("metrics.jsonl", lambda path: path.write_text('{"update": 1}\n'), "line 1 has no number env_steps"),
+        (
+            "metrics.jsonl",
+            lambda path: path.write_text(path.read_text().replace(": 90.0", ': "x"')),
+            "line 9: episode_return is neither a number nor null",
+        ),
+        (
+            "summary.json",
+            lambda path: path.write_text(path.read_text().replace('"updates": 9', '"updates": null')),
+            "updates is no whole number: None",
+        ),
         ("metrics.jsonl", lambda path: path.write_bytes(b"\xff\xfe"), "decode"),
         ("summary.json", lambda path: cut(path, 0.5), "torn"),
         ("summary.json", lambda path: path.write_text("{}"), "there is no status"),

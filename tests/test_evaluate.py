@@ -126,6 +126,8 @@ def test_a_run_with_options_of_its_engine_is_played_on_another_engine_without_th
         (["checkpoint=nowhere"], "nowhere: no such checkpoint"),
         (["checkpoint={run}", "episods=3"], "episods: there is no such key; did you mean episodes?"),
         (["checkpoint={run}", "episodes=0"], "episodes=0"),
+        (["checkpoint={run}", "episodes=1000000000"], "episodes=1000000000 must be at least 1 and at most 16777216"),
+        (["checkpoint={run}", "env=Ant"], "env=Ant: the run's env is changed key by key, such as env.id=Ant"),
         (["checkpoint={run}", "episodes=abc"], "episodes: Value 'abc'"),
         (["checkpoint={run}", "env.engine=foo"], "env.engine=foo"),
         (["checkpoint={run}", "env.engin=torch"], "env.engin: there is no such key; did you mean engine?"),
@@ -158,6 +160,20 @@ def test_a_wrong_command_is_refused_in_one_line(
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
     assert named.format(run=run) in errors
+
+
+@pytest.mark.parametrize("lacking", ["config", "env_id", "counters", "modules"])
+def test_a_checkpoint_that_lacks_what_playing_needs_is_refused(run: Path, tmp_path: Path, lacking: str):
+    _, state = load_checkpoint(run)
+    torch.save({key: value for key, value in state.items() if key != lacking}, tmp_path / "update-1.pt")
+    with pytest.raises(CheckpointError, match=f"has no {lacking}; is it one of"):
+        load_checkpoint(tmp_path / "update-1.pt")
+
+
+def test_a_checkpoint_without_networks_names_the_first_tensor(run: Path):
+    config, state = load_checkpoint(run)
+    with pytest.raises(CheckpointError, match="policy: the checkpoint has no tensor"):
+        evaluate(config, {**state, "modules": {}}, 1, 0, True, torch.device("cpu"))
 
 
 def test_ctrl_c_closes_the_envs_and_leaves_without_a_traceback(run: Path, monkeypatch: pytest.MonkeyPatch):

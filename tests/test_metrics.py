@@ -206,7 +206,7 @@ def test_a_metrics_file_that_was_cut_short_loses_only_the_cut_line(tmp_path: Pat
     assert [row["update"] for row in read_metrics(path)] == [1, 2]
 
 
-@pytest.mark.parametrize("tail", [b"\xff\xfe\x80", b"[1]", b"rollscan: stopping"])
+@pytest.mark.parametrize("tail", [b"\xff\xfe\x80", b"[1]", b"rollscan: stopping", b'{"a": 1}', b'{"update": null}'])
 def test_what_is_no_row_ends_a_metrics_file(tmp_path: Path, tail: bytes):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"update": 1}\n' + tail + b"\n")

@@ -12,11 +12,14 @@ import torch
 from envs.actions import ActionMap
 from trainer import checkpoint
 from trainer.builder import make_env, make_policy
-from trainer.checkpoint import load, load_newest
+from trainer.checkpoint import CheckpointError, load, load_newest
 from trainer.config import Config
 from trainer.normalize import ObservationNormalizer
 from trainer.policy import ActorCritic
 from trainer.schema import from_yaml
+
+#: What a checkpoint says of its run, besides how to go on with it.
+_NEEDED = ("config", "env_id", "update", "counters", "modules")
 
 
 class Agent(NamedTuple):
@@ -52,12 +55,15 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, Any]]:
     """The configuration and state in a checkpoint file, or in the newest whole checkpoint of a run folder.
 
     Raises:
-        CheckpointError: there is none, or it cannot be read.
+        CheckpointError: there is none, it cannot be read, or it lacks what playing needs.
     """
     if path.is_dir():
         state = load_newest(path / "checkpoints" if (path / "checkpoints").is_dir() else path, print)
     else:
         state = load(path)
+    missing = [key for key in _NEEDED if key not in state]
+    if missing:
+        raise CheckpointError(f"{path}: the checkpoint has no {missing[0]}; is it one of scripts/train.py?")
     return from_yaml(state["config"]), state
 
 
@@ -83,11 +89,12 @@ def make_agent(
     if networks.backend == "triton":  # how the run multiplied: the same parameters act on any device
         networks = dataclasses.replace(networks, backend="auto")
     policy = make_policy(dataclasses.replace(config, policy=networks), observation_space, action_space, device)
-    checkpoint.load_module(policy, state["modules"]["policy"], "policy")
+    checkpoint.load_module(policy, state["modules"].get("policy", {}), "policy")
     normalizer = None
     if config.normalize.observations:
         normalizer = ObservationNormalizer(observation_space.shape or (), config.normalize.observation_clip, device)
-        checkpoint.load_module(normalizer, state["modules"]["observation_normalizer"], "observation_normalizer")
+        statistics = state["modules"].get("observation_normalizer", {})
+        checkpoint.load_module(normalizer, statistics, "observation_normalizer")
     return Agent(policy, normalizer, ActionMap(action_space, config.env.action_map))
 
 

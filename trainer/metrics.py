@@ -27,7 +27,7 @@ def finite(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """The objects of a ``metrics.jsonl``; a last line that a kill cut short is left out."""
+    """The objects of a ``metrics.jsonl``, up to the first line that is no update's: a kill cuts the last one short."""
     if not path.exists():
         return []
     rows = []
@@ -36,7 +36,7 @@ def read_metrics(path: Path) -> list[Metrics]:
             row = json.loads(line)
         except ValueError:  # no JSON, or no UTF-8
             break
-        if not isinstance(row, dict):
+        if not isinstance(row, dict) or type(row.get("update")) is not int:
             break
         rows.append(row)
     return rows
