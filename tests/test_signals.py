@@ -120,7 +120,8 @@ def test_a_second_signal_leaves_at_once():
 
 def test_the_command_stopped_from_outside_leaves_a_checkpoint_and_no_process(tmp_path: Path):
     """The whole process group gets the signal, as from Ctrl-C or a scheduler; wandb's own process is part of it."""
-    command = [sys.executable, str(ROOT / "scripts/train.py"), *SMALL, "out=run", "wandb.mode=offline"]
+    settings = (*SMALL, "out=run", "wandb.mode=offline", "logging.console=plain")
+    command = [sys.executable, str(ROOT / "scripts/train.py"), *settings]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True
@@ -135,6 +136,7 @@ def test_the_command_stopped_from_outside_leaves_a_checkpoint_and_no_process(tmp
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
+    assert errors.endswith(f"; resume={tmp_path / 'run'} goes on\n")
     with pytest.raises(ProcessLookupError):  # nobody is left in the group
         os.killpg(process.pid, 0)
     state = checkpoint.load_newest(tmp_path / "run/checkpoints", print)

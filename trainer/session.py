@@ -171,10 +171,11 @@ class _Session:
             write_json(self.folder.summary, summary)
             self.wandb.finish(summary, exit_status)
             self.console.close()
-        mean = trainer.episode_statistics.episode_return
+        mean, path = trainer.episode_statistics.episode_return, self.folder.path
+        where = f"resume={path} goes on" if status == "stopped" else path
         self.console.notice(
             f"{status} after {trainer.env_steps} steps, {trainer.update} updates, {trainer.seconds:.1f} s; mean return "
-            f"of the last episodes {'-' if mean is None else f'{mean:.2f}'}; {self.folder.path}"
+            f"of the last episodes {'-' if mean is None else f'{mean:.2f}'}; {where}"
         )
 
 
