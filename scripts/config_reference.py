@@ -25,7 +25,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 _HEAD = """# Configuration
 
 Every key of `scripts/train.py`, as `key=value` on the command line. Presets set several at once; a key that is given
-wins over every preset. A default below is what a key has where no preset sets it; without `env=` the preset of Ant does.
+wins over every preset. A default below holds where no preset sets the key; without `env=` that of Ant does.
 `python scripts/train.py env=Ant --cfg job` prints what a command would run with. This page is written by
 `python scripts/config_reference.py`.
 """
