@@ -62,6 +62,8 @@ def check(inputs: LossInputs, coefficients: Coefficients) -> None:
             raise TypeError(f"{argument.name}: expected a tensor, got {describe(tensor)}")
         check_tensor(argument, tensor, sizes)
         _check_device(argument.name, tensor, device)
+    if sizes["A"] == 0:
+        raise ValueError(f"policy_outputs: expected at least one action, got {describe(inputs.policy_outputs)}")
     if coefficients.value_clip_range is not None and inputs.old_values is None:
         raise ValueError("old_values: needed where value_clip_range is given, values are clipped around them; got None")
     for name, value in coefficients._asdict().items():

@@ -98,12 +98,14 @@ def _measure_into(table: Path, options: Options) -> None:
     cells = [cell for cell in cells if options.only in title(cell.labels)]
     if not cells:
         raise ConfigError(f"only={options.only} shard={options.shard}: preset={options.preset} has no such cell")
+    seconds = preset.seconds if options.seconds is None else options.seconds
+    if not seconds > 0:  # NaN neither
+        raise ConfigError(f"seconds={seconds} must be greater than 0")
     store = Store(table, {name: str(value) for name, value in provenance(PACKAGES).items()})
     if options.resume:
         measured = store.measured()
         kept, cells = len(cells), [cell for cell in cells if cell.labels not in measured]
         print(f"resume=true: {kept - len(cells)} of {kept} cells were measured before")
-    seconds = preset.seconds if options.seconds is None else options.seconds
     for found in _measure_all(seconds, cells):
         store.add(found)
 

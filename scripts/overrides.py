@@ -145,10 +145,7 @@ def _check(overrides: list[str]) -> Config:
     resume = next((_parse(o).value() for o in overrides if o.startswith("resume=")), None)
     if resume is None:
         return compose_config(overrides)
-    folder = RunFolder(Path(str(resume)))
-    if not folder.config.is_file():
-        raise ConfigError(f"resume={resume}: there is no run (no config.yaml)")
-    return compose_for_resume(folder.read_config(), overrides)
+    return compose_for_resume(RunFolder.existing(Path(str(resume))).read_config(), overrides)
 
 
 def _refuse_unread(jobs: list[tuple[list[str], Config]]) -> None:

@@ -154,6 +154,8 @@ def test_shards_are_stretches_of_like_budgets_that_have_every_cell_once(tmp_path
         (["preset=tiny", "only=nothing"], "only=nothing shard=1/1: preset=tiny has no such cell"),
         (["preset=tiny", "shard=2"], "shard=2 is not i/k with i from 1 to k, like 1/2"),
         (["preset=tiny", "shard=3/2"], "shard=3/2 is not i/k"),
+        (["preset=tiny", "seconds=-1"], "seconds=-1.0 must be greater than 0"),
+        (["preset=tiny", "seconds=nan"], "seconds=nan must be greater than 0"),
         (["preset=tiny", "device=gpu"], "device=gpu is not one of"),
         (["report=nowhere.csv"], "report=nowhere.csv: there is no such table"),
     ],

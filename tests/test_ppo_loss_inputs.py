@@ -108,6 +108,11 @@ def test_a_column_among_batch_vectors_is_refused(columns: tuple[bool, ...]) -> N
             "advantages: expected device cpu as policy_outputs",
         ),
         ({"policy_outputs": None}, TypeError, "policy_outputs: expected a tensor, got NoneType None"),
+        (
+            {"policy_outputs": torch.zeros(4, 0), "log_std": torch.zeros(0), "actions": torch.zeros(4, 0)},
+            ValueError,
+            r"policy_outputs: expected at least one action, got shape \[4, 0\]",
+        ),
         ({"backend": "cuda"}, ValueError, "backend: expected one of triton, torch, auto, got 'cuda'"),
     ],
 )

@@ -109,6 +109,13 @@ def test_an_override_that_a_benchmark_cannot_take_is_named(override: str):
         composed([override])
 
 
+def test_a_sweep_is_no_run_to_resume_but_holds_some(tmp_path: Path):
+    for job in range(2):
+        write_run(tmp_path / str(job))
+    problem = check_overrides([f"resume={tmp_path}"]) or ""
+    assert problem.endswith(f"there is no run (no config.yaml); it is a folder of runs, such as resume={tmp_path}/0")
+
+
 def test_runs_are_compared_in_a_locale_that_lacks_their_letters(tmp_path: Path):
     run = write_run(tmp_path / "run", "wandb.name='für alle'")
     command = [sys.executable, str(ROOT / "scripts" / "compare_runs.py"), str(run)]

@@ -76,7 +76,9 @@ class RunFolder:
         """
         folder = cls(path)
         if not folder.config.is_file():
-            raise ConfigError(f"resume={path}: there is no run (no config.yaml)")
+            runs = sorted(inner.parent for inner in path.glob("*/config.yaml"))
+            cure = f"; it is a folder of runs, such as resume={runs[0]}" if runs else ""
+            raise ConfigError(f"resume={path}: there is no run (no config.yaml){cure}")
         return folder
 
     @contextmanager
