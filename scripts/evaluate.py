@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scripts.overrides import parse_options
-from scripts.refusals import told_in_one_line
+from scripts.refusals import tell, told_in_one_line
 from trainer.builder import resolve_device
 from trainer.config import ConfigError, EnvConfig
 from trainer.evaluate import Episodes, evaluate, load_checkpoint, run_folder_of
@@ -72,7 +72,7 @@ def _parse(arguments: list[str]) -> Options:
 
 def _merged(env: EnvConfig, changes: dict[str, Any]) -> EnvConfig:
     if env.options and changes.get("engine", env.engine) != env.engine:
-        print(f"env.options {', '.join(env.options)} are those of env.engine={env.engine}: left out")
+        tell(f"env.options {', '.join(env.options)} are those of env.engine={env.engine}: left out")
         env = replace(env, options={})
     try:
         return cast(EnvConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(env), changes)))
@@ -94,7 +94,7 @@ def _summary(episodes: Episodes) -> dict[str, Any]:
 
 
 def _print(name: str, summary: dict[str, Any]) -> None:
-    print(
+    tell(
         f"{name:14s} return {summary['mean']:.2f} ± {summary['std']:.2f} (min {summary['min']:.2f}, max "
         f"{summary['max']:.2f}), length {summary['mean_length']:.1f}, {len(summary['returns'])} episodes"
     )
@@ -102,7 +102,7 @@ def _print(name: str, summary: dict[str, Any]) -> None:
 
 def _film(path: Path, target: Path, options: Options) -> None:
     """Film in a process of its own: a renderer that crashes or hangs takes nothing with it."""
-    print("filming        one episode, which takes minutes without a GPU ...", flush=True)
+    tell("filming        one episode, which takes minutes without a GPU ...")
     command = [sys.executable, "-m", "trainer.video", str(path), str(target), str(options.seed)]
     path_of_modules = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path_of_modules}
@@ -114,7 +114,7 @@ def _film(path: Path, target: Path, options: Options) -> None:
         reason = (done.stderr.strip() or "no message").splitlines()[-1]
         cure = " (pip install -e '.[video]')" if _MISSING_PACKAGE.search(reason) else ""
         raise ConfigError(f"video=true: no film was made: {reason}{cure}")
-    print(f"film           {target}")
+    tell(f"film           {target}")
 
 
 def run(options: Options) -> None:
@@ -139,7 +139,7 @@ def run(options: Options) -> None:
         "engine": config.env.engine,
         "seed": options.seed,
     }
-    print(
+    tell(
         f"{result['env_id']} on {result['engine']}, after {result['env_steps']} env steps ({result['update']} updates)"
     )
     for name, deterministic in _MODES.items():
@@ -149,7 +149,7 @@ def run(options: Options) -> None:
     write_json(target, result)
     for name in _MODES:
         _print(name, result[name])
-    print(f"saved          {target}")
+    tell(f"saved          {target}")
     if options.video:
         _film(path, folder / f"episode-{state['update']}.mp4", options)
 

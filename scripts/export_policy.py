@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a che
 import torch
 
 from scripts.overrides import parse_options
-from scripts.refusals import told_in_one_line
+from scripts.refusals import tell, told_in_one_line
 from trainer.builder import make_env
 from trainer.config import ConfigError
 from trainer.evaluate import load_checkpoint, make_agent, run_folder_of
@@ -52,12 +52,12 @@ def run(options: Options) -> None:
         "update": str(state["update"]),
     }
     export_policy(agent, observations, target, notes)
-    print(f"{state['env_id']} after {notes['env_steps']} env steps ({notes['update']} updates)")
-    print(f"observations   {env.single_observation_space}")
-    print(f"actions        {env.single_action_space}")
+    tell(f"{state['env_id']} after {notes['env_steps']} env steps ({notes['update']} updates)")
+    tell(f"observations   {env.single_observation_space}")
+    tell(f"actions        {env.single_action_space}")
     if agent.policy.state_size:
-        print(f"state          {agent.policy.state_size} numbers per env, zeros where an episode begins")
-    print(f"saved          {target}")
+        tell(f"state          {agent.policy.state_size} numbers per env, zeros where an episode begins")
+    tell(f"saved          {target}")
 
 
 def main() -> None:

@@ -22,6 +22,11 @@ from trainer.schema import CONFIG_FOLDER, one_line
 EXPECTED_ERRORS = (ConfigError, EnvError, CheckpointError, TrainingError, OSError)
 
 
+def tell(text: str) -> None:
+    """Print a line of what a script has to say, whether somebody reads it or not."""
+    say(text, sys.stdout)
+
+
 @contextmanager
 def told_in_one_line(*others: type[Exception]) -> Iterator[None]:
     """End the process with ``error: <one line>`` and status 1 where what runs inside fails by what a user can mend, and

@@ -16,7 +16,7 @@ from compare_cases import write_run
 from envs.base import EnvError
 from scripts import bench_loop, export_policy
 from scripts.overrides import check_overrides, composed, parse_options
-from scripts.refusals import told_in_one_line
+from scripts.refusals import tell, told_in_one_line
 from trainer.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +40,13 @@ def test_what_a_user_can_mend_is_one_line_and_status_one(error: Exception, capsy
         raise error
     assert end.value.code == 1
     assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_nobody_needs_to_read_what_a_script_says(monkeypatch: pytest.MonkeyPatch):
+    with open("/dev/full", "w") as full, told_in_one_line():
+        monkeypatch.setattr(sys, "stdout", full)
+        tell("return 9")
+        tell("saved")
 
 
 def test_an_error_of_no_file_keeps_its_traceback():
