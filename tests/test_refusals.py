@@ -43,10 +43,13 @@ def test_what_a_user_can_mend_is_one_line_and_status_one(error: Exception, capsy
 
 
 def test_nobody_needs_to_read_what_a_script_says(monkeypatch: pytest.MonkeyPatch):
+    told = 0
     with open("/dev/full", "w") as full, told_in_one_line():
         monkeypatch.setattr(sys, "stdout", full)
-        tell("return 9")
-        tell("saved")
+        for line in ("return 9", "saved"):
+            tell(line)
+            told += 1
+    assert told == 2, "a full disk keeps a script from nothing"
 
 
 def test_an_error_of_no_file_keeps_its_traceback():
