@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from small_runs import differences, rows, run_until
 from envs import envpool_worker
 from envs.base import EnvError
 from envs.envpool_cpu import EnvPoolVecEnv
-from trainer import actors, checkpoint
+from trainer import actor_pool, actors, checkpoint
 from trainer.console import QuietConsole
 from trainer.impala import Impala
 from trainer.loop import Trainer
@@ -124,8 +125,9 @@ def test_an_env_that_hangs_in_its_actor_s_thread_is_reported_after_the_timeout(
         return original(env, action)
 
     monkeypatch.setattr(CartPoleEnv, "step", step)
+    monkeypatch.setattr(actor_pool, "distributed", SimpleNamespace(rank=lambda: 1))
     started = time.monotonic()
-    with pytest.raises(EnvError, match=r"envs (0 to 3|4 to 7): no answer for env\.timeout=1\.0 s, one .* stuck"):
+    with pytest.raises(EnvError, match=r"envs (8 to 11|12 to 15): no answer for env\.timeout=1\.0 s, one .* stuck"):
         train(impala_config("out=run", "env.engine=gymnasium", "env.timeout=1"), tmp_path)
     assert time.monotonic() - started < 15
     released.set()

@@ -14,6 +14,7 @@ import torch
 
 from envs.base import EnvError
 from envs.group import EnvGroup
+from trainer import distributed
 from trainer.actors import WAIT, Actor, VersionRule, WindowNote
 from trainer.algorithm import Parts
 from trainer.config import Config
@@ -41,6 +42,7 @@ class ActorPool:
         impala, groups, per_group = config.impala, config.num_batch_groups, config.rollouts_per_update
         self._clock, self._episodes, self._pools = parts.graphs.clock, parts.episodes, env.pools
         self._timeout = config.env.timeout
+        self._first_number = distributed.rank() * env.num_envs  #: messages count envs over all ranks
         self._inference = SharedInference() if impala.batch_inference else None
         self._actors = [
             Actor(
@@ -114,9 +116,9 @@ class ActorPool:
         """Raise an `EnvError` where an actor's env does not answer and its engine does not say so itself."""
         for actor, columns in zip(self._actors, self._pools, strict=True):
             if self._is_stuck(actor):
+                first, last = self._first_number + columns.start, self._first_number + columns.stop - 1
                 raise EnvError(
-                    f"envs {columns.start} to {columns.stop - 1}: no answer for env.timeout={self._timeout} s, "
-                    "one of them is stuck"
+                    f"envs {first} to {last}: no answer for env.timeout={self._timeout} s, one of them is stuck"
                 )
 
     def _is_stuck(self, actor: Actor) -> bool:
